@@ -40,7 +40,7 @@ def draw() -> plt.Figure:
         axes,
         (25, 43, 50, 6),
         "entry",
-        "python -m ejax.train --config FILE",
+        "ejax train --config FILE",
         "JSON or YAML, checked before anything is built",
     )
     box(axes, (25, 34, 50, 6), "trainer", "Trainer", "one loop: advance, log, evaluate, save; callbacks at each")

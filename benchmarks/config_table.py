@@ -1,11 +1,11 @@
 """A table in Markdown of EmbodiChain's train configs: those that load and train here, and why the others are refused.
 
 A train config is a JSON or YAML file with the sections ``trainer``, ``policy`` and ``algorithm``. Each runs as
-``python -m ejax.train --config FILE --device cpu trainer.iterations=…`` would, with nothing else changed but where its
+``ejax train --config FILE --device cpu trainer.iterations=…`` would, with nothing else changed but where its
 outputs go; files that load to the same run, such as a JSON and a YAML form of it, run once. "Episode": the task and its
 time limit in steps. ``config_history.py`` lays out the configs of a repository's history for it.
 
-With ``--files`` the table is of all files instead, by what ``python -m ejax.config check`` says of each.
+With ``--files`` the table is of all files instead, by what ``ejax config check`` says of each.
 """
 
 import argparse

@@ -507,7 +507,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only", nargs="+", default=[""], metavar="TEXT", help="only those with one of them in their label"
     )
     parser.add_argument("--num-envs", nargs="+", type=int, metavar="N", help=f"default: {FULL.num_envs}")
-    parser.add_argument("--target", metavar="CARD", help="as in ejax.preflight (default: the card that is here)")
+    parser.add_argument("--target", metavar="CARD", help="as in ejax preflight (default: the card that is here)")
     parser.add_argument(
         "--limit",
         type=float,

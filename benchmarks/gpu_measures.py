@@ -245,7 +245,7 @@ def measure_update(config: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def measure_learned(config: str, overrides: list[str], success: float) -> dict[str, Any]:
-    """Seconds of ``ejax.train``, compilation included, to its first evaluation of that success rate and to its end."""
+    """Seconds of ``ejax train``, compilation included, to its first evaluation of that success rate and to its end."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ejax.train", "--config", str(CONFIGS / config), "--run", f"{folder}/run"]
         began = time.time()

@@ -68,7 +68,7 @@ def _lines(run: Path) -> list[dict[str, Any]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as for ejax.train")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as for ejax train")
     parser.add_argument("--seeds", type=int, default=16, metavar="N", help="of each combination (default: 16)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all timings there")
     return parser

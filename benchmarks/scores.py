@@ -171,7 +171,7 @@ def main() -> None:
         "--tasks", nargs="+", metavar="ID", help="play these instead of the configs' own, or playground: all 23"
     )
     train.add_argument(
-        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="change the configs, as ejax.train does"
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="change the configs, as ejax train does"
     )
     train.add_argument("--seeds", type=int, default=5)
     train.add_argument("--peer-python", metavar="PYTHON", help="train Stable-Baselines3 of this interpreter instead")

@@ -53,7 +53,7 @@ def _start(config: Path, overrides: list[str], cache: str) -> dict[str, float]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as for ejax.train")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as for ejax train")
     parser.add_argument("--repeats", type=int, default=3, help="cold and warm starts; medians (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all timings there")
     return parser

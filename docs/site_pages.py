@@ -122,24 +122,28 @@ def _cell(text: str) -> str:
 
 def commands_page() -> str:
     """Collect each command line's help; of commands that take the same arguments, once."""
-    from ejax.__main__ import COMMANDS
+    from ejax.__main__ import COMMANDS, GROUPS
 
-    rows = [f"| [`{name}`](#{name}) | {what} |" for name, (_, what) in COMMANDS.items()]
+    rows = [
+        f"| {group.lower()} | [`{name}`](#{name}) | {what} |"
+        for group, commands in GROUPS.items()
+        for name, (_, what) in commands.items()
+    ]
     parts = [
         "# Command lines",
         "Every command with all its options, as `--help` prints them.\n"
-        "`ejax COMMAND …` is the same as the `python -m …` that each section names.",
+        "`python -m ejax COMMAND …` is the same, and `python -m ejax.train …` is `ejax train …`.",
         "The result is printed first. If something beside it cannot be written (a report, a log, a file),\n"
         "a line on standard error says what and why, and the exit code is 1.",
         "```bash\nejax train push_cube/ppo trainer.seed=3\nejax evaluate outputs/push_cube_ppo --episodes 100\n```",
-        "\n".join(["| command | what it does |", "|---|---|", *rows]),
+        "\n".join(["| to | command | what it does |", "|---|---|---|", *rows]),
     ]
     seen: dict[tuple[str, ...], str] = {}
     for name, (module, what) in COMMANDS.items():
-        parts += [f"## {name}", f"`python -m {module.removesuffix('.__main__')}`: {what}."]
+        parts += [f"## {name}", f"{what[0].upper()}{what[1:]}."]
         for words in ([], *([each] for each in _SUBCOMMANDS.get(name, ()))):
             text = _help(module, [*words, "--help"])
-            first = seen.setdefault(tuple(re.sub(r"python -m \S+", "", text).split()), name)
+            first = seen.setdefault(tuple(re.sub(r"usage: ejax \S+", "", text).split()), name)
             parts.append(
                 f"```text\n{text}```" if first == name else f"The arguments are those of [`{first}`](#{first})."
             )

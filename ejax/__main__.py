@@ -7,25 +7,35 @@ from ejax import __version__
 from ejax.runtime.streams import keep_streams
 from ejax.schema.messages import did_you_mean
 
-COMMANDS = {
-    "train": ("ejax.train", "train a policy from a config file, or continue a run"),
-    "pretrain": ("ejax.pretrain", "clone the behaviour of demonstrations"),
-    "distill": ("ejax.distill", "teach a policy what another one does"),
-    "evaluate": ("ejax.evaluate", "play a trained policy: its metrics, a video, other engines and physics"),
-    "play": ("ejax.play.__main__", "watch a trained policy, in MuJoCo's viewer or a video; push it, command it"),
-    "transfer": ("ejax.transfer", "evaluate --engine all, by its name of one release ago"),
-    "report": ("ejax.report.__main__", "one HTML page about runs: curves, tables, videos"),
-    "replay": ("ejax.replay", "play a quarantined episode again"),
-    "preflight": ("ejax.preflight.__main__", "compile a config for GPUs that are not here: its memory and its work"),
-    "configs": ("ejax.config.shipped", "list the configs that come with ejax, or copy one to edit"),
-    "config": ("ejax.config.__main__", "check a config file, or print the schema"),
-    "record": ("ejax.data.record", "keep demonstrations as a LeRobot data set"),
-    "export": ("interop.export", "export a policy for torch, ONNX or StableHLO, with proof"),
-    "serve": ("interop.serving.__main__", "serve a policy over WebSocket, to openpi's client among others"),
-    "verify": ("interop.verify", "check an export against its proof"),
-    "embodichain": ("interop.embodichain", "convert EmbodiChain's checkpoints, both ways"),
+GROUPS = {
+    "Train": {
+        "train": ("ejax.train", "train a policy from a config file, or continue a run"),
+        "pretrain": ("ejax.pretrain", "clone the behaviour of demonstrations"),
+        "distill": ("ejax.distill", "teach a policy what another one does"),
+        "configs": ("ejax.config.shipped", "list the configs that come with ejax, or copy one to edit"),
+        "config": ("ejax.config.__main__", "check a config file, or print the schema"),
+        "preflight": (
+            "ejax.preflight.__main__",
+            "compile a config for GPUs that are not here: its memory and its work",
+        ),
+    },
+    "Look": {
+        "play": ("ejax.play.__main__", "watch a trained policy, in MuJoCo's viewer or a video; push it, command it"),
+        "evaluate": ("ejax.evaluate", "play a trained policy: its metrics, a video, other engines and physics"),
+        "report": ("ejax.report.__main__", "one HTML page about runs: curves, tables, videos"),
+        "replay": ("ejax.replay", "play a quarantined episode again"),
+        "transfer": ("ejax.transfer", "evaluate --engine all, by its name of one release ago"),
+    },
+    "Leave": {
+        "export": ("interop.export", "export a policy for torch, ONNX or StableHLO, with proof"),
+        "verify": ("interop.verify", "check an export against its proof"),
+        "serve": ("interop.serving.__main__", "serve a policy over WebSocket, to openpi's client among others"),
+        "embodichain": ("interop.embodichain", "convert EmbodiChain's checkpoints, both ways"),
+    },
+    "Data": {"record": ("ejax.data.record", "keep demonstrations as a LeRobot data set")},
 }
-"""Name -> module, and what it does."""
+"""Purpose of commands -> name -> module, and what it does."""
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,8 +60,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
-    return "\n".join(["usage: ejax COMMAND …   (ejax COMMAND --help: its options)", "", *lines])
+    lines = ["usage: ejax COMMAND …   (ejax COMMAND --help: its options)"]
+    for group, commands in GROUPS.items():
+        lines += ["", f"{group}:", *(f"  {name:<{width}}  {what}" for name, (_, what) in commands.items())]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``python -m ejax.evaluate RUN``: play a trained policy, print and write its metrics, record a video; or compare what
+"""``ejax evaluate RUN``: play a trained policy, print and write its metrics, record a video; or compare what
 it does on several physics engines, late, noisy and with other masses."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 1 if only the video could not be made."""
     args = _parser().parse_intermixed_args(argv)
     import_late("ejax.play.saved_policy")
-    return until_signal("ejax.evaluate", lambda: _run(args))
+    return until_signal("ejax evaluate", lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
             raise ValueError(f"{unheeded[0]} is of a comparison: give --engine A,B, or a shift such as --mass 1.5")
         return _evaluate(args, options)
     except (CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
-        return refused("ejax.evaluate", error)
+        return refused("ejax evaluate", error)
 
 
 def _evaluate(args: argparse.Namespace, options: dict[str, Any]) -> int:
@@ -82,7 +82,7 @@ def _compare(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m ejax.evaluate", description="Evaluate a trained policy.")
+    parser = argparse.ArgumentParser("ejax evaluate", description="Evaluate a trained policy.")
     text = "a run's folder, without its time the newest; or a policy that comes with ejax, such as push_cube"
     parser.add_argument("run", type=a_path, metavar="RUN", help=text)
     parser.add_argument(

@@ -1,6 +1,6 @@
-"""``python -m ejax.pretrain --config FILE``: clone the behaviour of demonstrations, or continue such a run.
+"""``ejax pretrain --config FILE``: clone the behaviour of demonstrations, or continue such a run.
 
-The loop is that of ``python -m ejax.train``, and so are all options; steps are frames of demonstrations.
+The loop is that of ``ejax train``, and so are all options; steps are frames of demonstrations.
 """
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with
@@ -12,7 +12,7 @@ from ejax.train import main as train
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code, as ``ejax.train``'s does."""
+    """Run the command line. Returns the exit code, as ``ejax train``'s does."""
     return train(argv, "pretrain")
 
 

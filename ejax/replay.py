@@ -1,4 +1,4 @@
-"""``python -m ejax.replay FILE``: play again what led an environment to a NaN or an infinity, or what a robot did.
+"""``ejax replay FILE``: play again what led an environment to a NaN or an infinity, or what a robot did.
 
 A file of ``examples/robot_loop.py`` has the robot's observations too: they are compared with the environment's.
 """
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
                 return _compare(facts, actions, seen)
             found = replay(facts, actions)
     except (OSError, ValueError, TypeError, ImportError, HostEnvError) as error:
-        return refused("ejax.replay", error)
+        return refused("ejax replay", error)
     if found is None:
         print("all finite: what broke is not in the start state and the actions")
         return 1
@@ -138,7 +138,7 @@ def _compare(facts: dict[str, Any], actions: NDArray[Any], seen: dict[str, NDArr
 
 
 def _play(facts: dict[str, Any], actions: NDArray[Any], *, host_only: bool = False) -> Iterator[Any]:
-    """Yield the time step of each action in one row; a pure environment plays as ``ejax.evaluate --episodes 1``.
+    """Yield the time step of each action in one row; a pure environment plays as ``ejax evaluate --episodes 1``.
 
     Not by ``ejax.episodes``: the actions are given, and there is no policy.
     """
@@ -164,7 +164,7 @@ def _play(facts: dict[str, Any], actions: NDArray[Any], *, host_only: bool = Fal
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m ejax.replay", description="Play a quarantined episode again.")
+    parser = argparse.ArgumentParser("ejax replay", description="Play a quarantined episode again.")
     parser.add_argument("file", type=a_path, metavar="FILE", help="<run>/quarantine/….npz")
     add_trust_option(parser)
     return parser

@@ -29,7 +29,7 @@ def train(
     callbacks: Iterable[Callback] = (),
     objects: UserObjects | None = None,
 ) -> RunResult:
-    """Train by a config, as ``python -m ejax.train`` does.
+    """Train by a config, as ``ejax train`` does.
 
     Args:
         resume: ``latest``, ``best``, or the path of a checkpoint of this very config. None: a new run. EmbodiChain's

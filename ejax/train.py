@@ -1,4 +1,4 @@
-"""``python -m ejax.train --config FILE``: train, or continue a run."""
+"""``ejax train --config FILE``: train, or continue a run."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None, name: str = "train") -> int:
     """
     args = _parser(name).parse_intermixed_args(argv)
     import_late("ejax.run")
-    return until_signal(f"ejax.{name}", lambda: _run(name, args))
+    return until_signal(f"ejax {name}", lambda: _run(name, args))
 
 
 def _run(name: str, args: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def _run(name: str, args: argparse.Namespace) -> int:
         code, text = exit_code_of(error)
         if code is None:
             raise
-        return refused(f"ejax.{name}", text, code)
+        return refused(f"ejax {name}", text, code)
 
 
 def _train_first(name: str, config: "RunConfig", args: argparse.Namespace) -> tuple["RunConfig", int | None]:
@@ -188,7 +188,7 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
     }
     _print_facts(config, result, facts)
     if result.finished and result.skipped_updates > 0.5 * result.num_updates:
-        return refused(f"ejax.{name}", mostly_skipped_text(result.skipped_updates, result.num_updates), 3)
+        return refused(f"ejax {name}", mostly_skipped_text(result.skipped_updates, result.num_updates), 3)
     return 0
 
 
@@ -250,12 +250,12 @@ def print_population(name: str, config: "RunConfig", result: "PopulationResult")
     }
     _print_facts(config, result, facts, " of each", " of all")
     if len(broken) == len(result.members):  # some that broke are a result, all are a failure
-        return refused(f"ejax.{name}", "every member broke; lower algorithm.cfg.optimizer.learning_rate", 3)
+        return refused(f"ejax {name}", "every member broke; lower algorithm.cfg.optimizer.learning_rate", 3)
     return 0
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(f"python -m ejax.{name}", description="Train a policy from a config file.")
+    parser = argparse.ArgumentParser(f"ejax {name}", description="Train a policy from a config file.")
     parser.add_argument(
         "--config", type=expanded, metavar="FILE|NAME", help="JSON, YAML or a shipped config (ejax configs)"
     )

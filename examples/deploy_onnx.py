@@ -1,9 +1,9 @@
 """Drive a task with an exported policy in ONNX Runtime. Needs onnxruntime and numpy; the task, what it needs.
 
-python -m interop.export RUN --to exported --formats onnx
+ejax export RUN --to exported --formats onnx
 python examples/deploy_onnx.py exported
 
-plays the episode that the export holds, that of ``python -m ejax.evaluate RUN --episodes 1``, and prints both returns.
+plays the episode that the export holds, that of ``ejax evaluate RUN --episodes 1``, and prints both returns.
 PushCube needs mujoco and no ejax, other tasks ejax (``deployed_task``). Without them the policy answers the export's
 own observations, and the difference from JAX's actions is printed.
 """
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Drive a task with an exported policy in ONNX Runtime.")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="what interop.export wrote")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="what ejax export wrote")
     directory = parser.parse_args().directory
     session: Any = onnxruntime.InferenceSession(directory / "policy.onnx", providers=["CPUExecutionProvider"])
 

@@ -1,9 +1,9 @@
 """Drive a task with an exported policy in torch. Needs torch and numpy; the task, what it needs.
 
-python -m interop.export RUN --to exported
+ejax export RUN --to exported
 python examples/deploy_torch.py exported
 
-plays the episode that the export holds, that of ``python -m ejax.evaluate RUN --episodes 1``, and prints both returns.
+plays the episode that the export holds, that of ``ejax evaluate RUN --episodes 1``, and prints both returns.
 PushCube needs mujoco and no ejax, other tasks ejax (``deployed_task``). Without them the policy answers the export's
 own observations, and the difference from JAX's actions is printed.
 """
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Drive a task with an exported policy in torch.")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="what interop.export wrote")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="what ejax export wrote")
     parser.add_argument("--torchscript", action="store_true", help="load policy.torchscript instead of policy.pt2")
     args = parser.parse_args()
     if args.torchscript:

@@ -1,13 +1,13 @@
 """Drive a task from text with an exported vision-language-action policy, which runs in a process without jax.
 
-python -m interop.export RUN --to exported --formats pt,onnx
+ejax export RUN --to exported --formats pt,onnx
 python examples/deploy_vla.py exported                     # the child needs torch and numpy
 python examples/deploy_vla.py exported --runtime onnx      # the child needs onnxruntime and numpy
 python examples/deploy_vla.py exported --say "put the red cube in the left zone"
 
 Two processes. The child is the robot's controller: it is sent pictures, joint angles and an instruction as text, and
 answers with actions. The parent is the world: it steps ejax's environment, from the starts of
-``python -m ejax.evaluate RUN --seed SEED``. With ``--say`` the instruction is yours and not the episode's.
+``ejax evaluate RUN --seed SEED``. With ``--say`` the instruction is yours and not the episode's.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def _receive(stream: BinaryIO) -> dict[str, NDArray[Any]] | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Drive a task from text with an exported policy, without jax.")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="what interop.export wrote")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="what ejax export wrote")
     parser.add_argument("--runtime", choices=("torch", "onnx"), default="torch", help="of the child")
     parser.add_argument("--episodes", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)

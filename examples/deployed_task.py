@@ -28,7 +28,7 @@ class Task(Protocol):
 
 
 class EjaxTask:
-    """One environment of ejax, from the start of ``python -m ejax.evaluate RUN --episodes 1 --seed SEED``.
+    """One environment of ejax, from the start of ``ejax evaluate RUN --episodes 1 --seed SEED``.
 
     One outside JAX starts from the seed itself. A run's ``trainer.events`` are not in its contract: they stay out.
     """

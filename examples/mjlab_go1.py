@@ -1,6 +1,6 @@
 """mjlab's own Go1 task, in MuJoCo Warp, for ejax's ``torch:`` (docs/torch.md#mjlab).
 
-python -m ejax.train --config examples/mjlab_go1.yaml --trust examples/mjlab_go1.py:make
+ejax train --config examples/mjlab_go1.yaml --trust examples/mjlab_go1.py:make
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """A MuJoCo task of one's own: a desk lamp keeps its light on a moth. docs/tutorials/own_task.md goes through it.
 
-cd examples; python -m ejax.train --config own_mujoco_task.yaml --trust own_mujoco_task:DeskLamp
+cd examples; ejax train --config own_mujoco_task.yaml --trust own_mujoco_task:DeskLamp
 """
 
 import jax

@@ -1,8 +1,8 @@
 """Run an exported policy against a robot in real time: numpy and onnxruntime, and mujoco in the robot's process.
 
-python -m interop.export RUN --to exported --formats onnx
+ejax export RUN --to exported --formats onnx
 python examples/robot_loop.py exported --hz 50 --seconds 2 --hold zero --log robot.npz
-python -m ejax.replay robot.npz
+ejax replay robot.npz
 
 Two processes and a pipe. The robot steps at its own rate: it sends an observation, and applies what has come until the
 next step; where nothing has come in time, it repeats, and the deadline counts as missed. The loop answers each
@@ -150,7 +150,7 @@ def split(obs: Array, entries: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
 
 @dataclass
 class Log:
-    """The robot's steps, as ``python -m ejax.replay`` reads them."""
+    """The robot's steps, as ``ejax replay`` reads them."""
 
     steps: list[Step] = field(default_factory=list)
     times: list[float] = field(default_factory=list)  # s, of arrival
@@ -258,7 +258,7 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run an exported policy against a simulated robot in real time.")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="what interop.export wrote, with policy.onnx")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="what ejax export wrote, with policy.onnx")
     parser.add_argument("--hz", type=float, default=50.0)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--hold", choices=("zero", "last"), required=True, help="zero where actions are changes")
@@ -266,7 +266,7 @@ def main() -> None:
     parser.add_argument("--damp-after", type=float, default=0.5, metavar="S")
     parser.add_argument("--change-rate", type=float, default=10.0, help="of an action, in ranges of its bounds per s")
     parser.add_argument("--silence", type=float, nargs=2, default=(0.0, 0.0), metavar="S", help="the robot's, from, to")
-    parser.add_argument("--log", type=Path, metavar="FILE.npz", help="for python -m ejax.replay")
+    parser.add_argument("--log", type=Path, metavar="FILE.npz", help="for ejax replay")
     args = parser.parse_args()
     contract, episode = load(args.directory)
     if (trained := contract["control_rate_hz"]) != args.hz:

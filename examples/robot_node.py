@@ -106,7 +106,7 @@ class Controller:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run an exported policy as a node of ROS 2.")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="what interop.export wrote, with policy.onnx")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="what ejax export wrote, with policy.onnx")
     parser.add_argument("--hz", type=float, default=50.0)
     parser.add_argument("--hold", choices=("zero", "last"), required=True, help="zero where actions are changes")
     parser.add_argument("--hold-after", type=float, default=0.1, metavar="S", help="without a message")

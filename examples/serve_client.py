@@ -1,6 +1,6 @@
 """Ask a policy server for actions. Needs websockets, msgpack and numpy; no jax, no ejax.
 
-python -m ejax serve exported                 # or a run's folder
+ejax serve exported                 # or a run's folder
 python examples/serve_client.py --steps 100   # from anywhere else: --url ws://HOST:8000 --token TOKEN
 
 ``openpi_client.websocket_client_policy.WebsocketClientPolicy("127.0.0.1", 8000)`` does the same.

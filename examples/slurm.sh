@@ -24,4 +24,4 @@ resume=
 if [ -d "$run" ]; then resume="--resume latest"; fi
 # srun does not take over sbatch's --cpus-per-task
 exec srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-    python -m ejax.train --config "$config" --run "$run" $resume --device cuda --distributed "$@"
+    ejax train --config "$config" --run "$run" $resume --device cuda --distributed "$@"

@@ -2,7 +2,7 @@
 
 From ejax to EmbodiChain:
 
-    python -m interop.embodichain to-pt RUN --out FILE.pt
+    ejax embodichain to-pt RUN --out FILE.pt
 
     --layout 0.3 (default)  the policy, the optimizer and the schedule, as EmbodiChain 0.3 resumes from:
                             ``embodichain train-rl --config … --resume FILE.pt``. It warns that the file cannot prove
@@ -15,17 +15,17 @@ The policy of each version loads each of these with ``load_state_dict(torch.load
 
 From EmbodiChain to ejax, from a file of any version:
 
-    python -m ejax.train --config train.yaml --resume FILE.pt
-    python -m ejax.train --config train.yaml policy.init_from=FILE.pt
+    ejax train --config train.yaml --resume FILE.pt
+    ejax train --config train.yaml policy.init_from=FILE.pt
 
 The first continues the training: parameters, normalizers, optimizer moments, learning rate, schedule and step count
 are the file's. Environments start new episodes, as they do when EmbodiChain resumes, and the search for the best
 evaluation starts over. The second takes the parameters alone and starts a new training from them, at step 0.
 
-    python -m interop.embodichain from-pt FILE.pt --config train.yaml --run DIR
+    ejax embodichain from-pt FILE.pt --config train.yaml --run DIR
 
 makes a run folder with one checkpoint and trains nothing: ``--run DIR --resume latest`` continues it where torch
-is missing; ``ejax.evaluate`` and ``interop.export`` take it as any other. ``--policy-only`` as ``policy.init_from``.
+is missing; ``ejax evaluate`` and ``ejax export`` take it as any other. ``--policy-only`` as ``policy.init_from``.
 
 A checkpoint moves state; what is computed with it is the config's matter: ``compat: embodichain-0.3`` (or ``-0.2``,
 ``-seed``) at its top makes updates those of that release.
@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # its module needs torch
 
 _NOT_DISTRIBUTED = (
     "got true: the run's folder depends on how many devices the training machine has; "
-    "continue there by python -m ejax.train --config … --resume FILE.pt"
+    "continue there by ejax train --config … --resume FILE.pt"
 )
 
 
@@ -78,11 +78,11 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"note: {note}")
             print(f"continue with: {RunDirectory(args.run, config.trainer.exp_name).resume_command}")
     except (CheckpointError, OSError, TypeError, ValueError) as error:
-        return refused("interop.embodichain", error)
+        return refused("ejax embodichain", error)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        return refused("interop.embodichain", "the files are torch's: pip install -e '.[torch]' in ejax's folder")
+        return refused("ejax embodichain", "the files are torch's: pip install -e '.[torch]' in ejax's folder")
     return 0
 
 
@@ -112,7 +112,7 @@ def export_pt(
 
     prepare_jax("cpu")
     directory, config = open_policy_run(run, member)
-    path = chosen_checkpoint(directory, checkpoint, "interop.embodichain")
+    path = chosen_checkpoint(directory, checkpoint, "ejax embodichain")
     # on as many devices as there were: only the training's state is read, and it is replicated
     trainer = config.trainer.model_copy(update={"distributed": False})
     parts = build(config.model_copy(update={"trainer": trainer}))
@@ -158,9 +158,7 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m interop.embodichain", description="Checkpoints to and from EmbodiChain."
-    )
+    parser = argparse.ArgumentParser("ejax embodichain", description="Checkpoints to and from EmbodiChain.")
     commands = parser.add_subparsers(dest="command", required=True)
     to_pt = commands.add_parser("to-pt", help="from a run of ejax to EmbodiChain's .pt file")
     to_pt.add_argument("run", type=a_path, metavar="RUN", help="the run's folder")

@@ -4,7 +4,7 @@ EmbodiChain's ``LearningVecEnv``, ManiSkill, Isaac Lab and their like: tensors o
 rows that ended reset in the same step. Such a name runs the user's own code, so the command line must give it, once
 (``ejax.schema.trust``):
 
-    python -m ejax.train --config configs/torch/point_mass.yaml \\
+    ejax train --config configs/torch/point_mass.yaml \\
         env.id=torch:embodichain_tasks.classic_control.point_mass:PointMassEnv
 
 ``success``, ``metrics`` and ``rewards`` of ``info`` are carried over. Terminal observations are looked for in ``info``

@@ -1,4 +1,4 @@
-"""``python -m interop.export RUN --to DIR``: a trained policy for use outside ejax, with proof that it is the same.
+"""``ejax export RUN --to DIR``: a trained policy for use outside ejax, with proof that it is the same.
 
 <DIR>/
     policy.{pt,safetensors,pt2,onnx,torchscript,stablehlo}     as chosen by --formats
@@ -13,7 +13,7 @@
     leapp.{yaml,onnx}   with --leapp a bundle for runtimes of robots (``interop.artefacts.leapp_bundle``)
     parity.json         the errors of each artefact, what was allowed, SHA-256 of each file, versions
 
-``python -m interop.verify DIR`` repeats the check, without jax if need be.
+``ejax verify DIR`` repeats the check, without jax if need be.
 """
 
 import argparse
@@ -91,15 +91,15 @@ def main(argv: list[str] | None = None) -> int:
         )
     except ParityError as error:
         print("FAIL")
-        return refused("interop.export", error, 1)
+        return refused("ejax export", error, 1)
     except (CheckpointError, HostEnvError, MissingPackageError, OSError, ValueError) as error:
-        return refused("interop.export", error)
+        return refused("ejax export", error)
     print(format_table(report["artefacts"] | ({"leapp": report["leapp"]} if args.leapp else {})))
     for name in report["artefacts"]:
         if notice := FORMATS[name].deprecated:
-            print(f"interop.export: {name} is deprecated: {notice}", file=sys.stderr)
+            print(f"ejax export: {name} is deprecated: {notice}", file=sys.stderr)
     for name, reason in report.get("left_out", {}).items():
-        print(f"interop.export: {name} is left out: {reason}", file=sys.stderr)
+        print(f"ejax export: {name} is left out: {reason}", file=sys.stderr)
     print(f"action clipping: {report['clipping']}")
     for kind, facts in report.get("evaluated", {}).items():
         reached = f"success {facts['eval/success_rate']:.3f}, " if "eval/success_rate" in facts else ""
@@ -130,7 +130,7 @@ def export_run(
     _check_names(formats)
     directory, config = open_policy_run(run, member)
     prepare_jax("cpu")
-    path = chosen_checkpoint(directory, checkpoint, "interop.export")
+    path = chosen_checkpoint(directory, checkpoint, "ejax export")
     meta = verify_checkpoint(path)
     with tempfile.TemporaryDirectory() as scratch, guarded_calls(config.env.id, config.trainer.collector):
         env = build_env(config, num_envs=_NUM_ENVS, quarantine=Path(scratch))
@@ -150,7 +150,7 @@ def export_run(
 
 def evaluations_of(run: RunDirectory, checkpoint: Path, step: int) -> dict[str, dict[str, Any]]:
     """Read what a run's folder says of a checkpoint's success and return: ``mode`` (fresh episodes of the training's
-    end, the certificate of a policy that ships, or ``ejax.evaluate``, whichever are most) and ``samples``; without what
+    end, the certificate of a policy that ships, or ``ejax evaluate``, whichever are most) and ``samples``; without what
     nobody evaluated."""
     found = {"mode": [x for x in read_fresh(run.path).values() if x["step"] == step]}
     for kind, ending in {"mode": "", "samples": "_samples"}.items():
@@ -168,7 +168,7 @@ def evaluations_of(run: RunDirectory, checkpoint: Path, step: int) -> dict[str, 
 
 
 class _Evaluated(BaseModel):
-    """The form of what ``ejax.evaluate`` writes; its other keys are tags."""
+    """The form of what ``ejax evaluate`` writes; its other keys are tags."""
 
     model_config = ConfigDict(extra="allow")
     episodes: PositiveInt
@@ -225,7 +225,7 @@ def export_policy(
     for name, mean, std in acting_statistics(params):
         text = "hardly varied in training: what differs is divided by 0.01, and not clipped"
         for i in np.flatnonzero(std < 1e-3):
-            print(f"interop.export: {name}[{i}], {mean[i]:.4g} ± {std[i]:.2g}, {text}", file=sys.stderr)
+            print(f"ejax export: {name}[{i}], {mean[i]:.4g} ± {std[i]:.2g}, {text}", file=sys.stderr)
     params = exporter.exported_params(policy, params)
     if leapp and (isinstance(spec, VLASpec) or "onnx" not in written):
         reason = "this policy reads text" if isinstance(spec, VLASpec) else left_out.get("onnx", "onnx is not chosen")
@@ -370,7 +370,7 @@ def _written_formats(formats: Sequence[str] | None, no_twin: str) -> tuple[list[
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m interop.export", description="Export a trained policy, with proof.")
+    parser = argparse.ArgumentParser("ejax export", description="Export a trained policy, with proof.")
     parser.add_argument("run", type=a_path, metavar="RUN", help="a run's folder, or a policy of ejax's by name")
     add_policy_options(parser)
     parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="a new folder")

@@ -2,7 +2,7 @@
 
 It implements docs/certificate.md and imports nothing of ejax or interop, which import from it: copy the file alone. The
 folder is compared with the lists in its ``parity.json``, and ``policy.onnx`` answers the stored observations. Other
-formats are compared by their SHA-256 alone; ``interop.verify`` runs them too.
+formats are compared by their SHA-256 alone; ``ejax verify`` runs them too.
 """
 
 import argparse
@@ -36,7 +36,7 @@ LEAPP_FILES = ("leapp.onnx", "leapp.yaml", "leapp_initial_values.safetensors")
 _SOMETIMES = ("policy.json", "episode.json", "tokenizer.json", "texts.json", *LEAPP_FILES)
 _DTYPES = {"observation": ("f4", "u1", "i4"), "expected": ("f4", "i4", "i8"), "allowed": ("f4", "f8")}
 _ROW = "off by at most {max_abs:.1e}, {of_allowed:.1%} of what is allowed"
-_AGAIN = "make the export again: python -m interop.export RUN --to DIR"
+_AGAIN = "make the export again: ejax export RUN --to DIR"
 
 
 class ParityError(RuntimeError):
@@ -381,7 +381,7 @@ def _largest(*errors: NDArray[Any]) -> dict[str, float]:
 def check_plain(path: Path, most: int = MAX_ARTEFACT) -> None:
     """Refuse what is not a regular file, or too large, before a library opens it: FileNotFoundError, ValueError."""
     if not path.exists():
-        made = "python -m interop.export RUN --to DIR has written, with this format among its --formats"
+        made = "ejax export RUN --to DIR has written, with this format among its --formats"
         raise FileNotFoundError(f"there is no {path}: give a folder that {made}")
     if not path.is_file():
         raise ValueError(f"{path} is not a regular file")

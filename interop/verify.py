@@ -1,4 +1,4 @@
-"""``python -m interop.verify DIR``: check an export again, on any machine. Needs numpy; each format its own packages.
+"""``ejax verify DIR``: check an export again, on any machine. Needs numpy; each format its own packages.
 
 The folder is compared with the lists in its ``parity.json``, every file with its SHA-256, and every artefact that can
 be loaded here answers the stored observations and is compared with JAX's stored answers, as when it was exported
@@ -46,9 +46,7 @@ _NOT_TRUSTED = "not verified: can run code; add --trust if you know who made it"
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code, see ``--help``."""
     args = _parser().parse_args(argv)
-    return print_verdict(
-        "interop.verify", args.directory, lambda: verify(args.directory, trust=args.trust), format_table
-    )
+    return print_verdict("ejax verify", args.directory, lambda: verify(args.directory, trust=args.trust), format_table)
 
 
 def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]:
@@ -136,13 +134,13 @@ def _check_artefact(name: str, directory: Path, spec: Interface, cases: list[Cas
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m interop.verify",
+        "ejax verify",
         description="Check an exported policy again. Run it from outside the folder: Python imports what lies in the "
         "folder that it is started in.",
         epilog="Exit code: 0 what was run answers as JAX did and every file has its SHA-256; 1 a file is damaged, "
         "unlisted or deviates; 2 no export, or of another version; 3 nothing was run.",
     )
-    parser.add_argument("directory", type=lambda x: Path(x).expanduser(), metavar="DIR", help="of interop.export")
+    parser.add_argument("directory", type=lambda x: Path(x).expanduser(), metavar="DIR", help="that ejax export wrote")
     parser.add_argument(
         "--trust",
         action="store_true",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tiny import tiny
 
+from ejax.__main__ import COMMANDS
 from ejax.config import parse_config
 from ejax.store.run_dir import create_run_directory, open_run_directory
 from ejax.train import main
@@ -22,7 +23,8 @@ FILES = {
     for path in (ROOT / package).rglob("*.py")
 }
 OPTION = re.compile(
-    r"(?:python -m (?P<command>[\w.]+)|(?P<foreign>docker|pip|embodichain)\b)|(?<![\w-])(?P<option>--[a-z][a-z-]*)"
+    rf"\bejax (?P<command>{'|'.join(COMMANDS)})\b|\b(?P<foreign>docker|pip|embodichain|python -m)\b"
+    r"|(?<![\w-])(?P<option>--[a-z][a-z-]*)"
 )
 """A command, of which the options behind it in the text are, or an option."""
 ADDED = {
@@ -113,7 +115,7 @@ def wrong_advice(module: str) -> list[str]:
         commands = printing
         for found in OPTION.finditer(text):
             if found["foreign"] or found["command"]:
-                commands = [x for x in (found["command"], f"{found['command']}.__main__") if x in FILES]
+                commands = [COMMANDS[found["command"]][0]] if found["command"] else []
                 continue
             lacking = [command for command in commands if found["option"] not in options_of(command)]
             problems += [f"{module}:{line} advises {found['option']}, which {command} lacks" for command in lacking]
@@ -151,8 +153,8 @@ def test_wrong_advice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(FILES, "ejax.runtime.device", file)  # train, export and others use it
     for advice, wrong in (
         ("run with --device cpu", "interop.export"),
-        ("give python -m ejax.train --device cpu", None),
-        ("give python -m ejax.replay --device cpu", "ejax.replay"),
+        ("give ejax train --device cpu", None),
+        ("give ejax replay --device cpu", "ejax.replay"),
         ("give --odd", "ejax.train"),
         ("docker run --shm-size 1g", None),
     ):
@@ -192,6 +194,6 @@ def test_a_run_of_another_device_is_read_anywhere_and_trained_on_only_there(
     assert main(["--run", str(tmp_path / "run"), "--resume", "latest"]) == 2
     error = capsys.readouterr().err
     assert "trainer.device: got 'cuda', but the devices of jax here are cpu:0" in error
-    assert "set trainer.device to cpu (python -m ejax.train --device cpu)" in error
+    assert "set trainer.device to cpu (ejax train --device cpu)" in error
     main(["--run", str(tmp_path / "run"), "--resume", "latest", "--device", "cpu"])
     assert "trainer.device" not in capsys.readouterr().err

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from commands import command_main
 
+from ejax.__main__ import COMMANDS
 from ejax.envs.check import check_shapes
 from ejax.envs.wrappers.placing import with_events
 
@@ -36,13 +37,13 @@ def blocks(page: str) -> list[Block]:
 
 
 def run_line(line: str) -> None:
-    """``python -m MODULE …``, in this process."""
-    python, dash, module, *arguments = shlex.split(line, comments=True)
-    assert (python, dash) == ("python", "-m")
-    if module == "ejax.evaluate":
+    """``ejax COMMAND …``, in this process."""
+    ejax, command, *arguments = shlex.split(line, comments=True)
+    assert ejax == "ejax"
+    if command == "evaluate":
         arguments[arguments.index("--episodes") + 1] = "4"
-    arguments += SHORT if module == "ejax.train" else ()
-    code = command_main(module)(arguments)
+    arguments += SHORT if command == "train" else ()
+    code = command_main(COMMANDS[command][0])(arguments)
     assert code == 0, line
 
 

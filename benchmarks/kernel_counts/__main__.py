@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(args)
     except (ConfigError, ModuleNotFoundError, OSError, ValueError) as error:
-        print(f"kernel_counts: {str(error).removeprefix('ejax.preflight: ')}", file=sys.stderr)
+        print(f"kernel_counts: {str(error).removeprefix('ejax preflight: ')}", file=sys.stderr)
         return 2
 
 
@@ -52,8 +52,8 @@ def _run(args: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks.kernel_counts", description=__doc__)
     parser.add_argument("--config", type=Path, metavar="FILE", help="JSON or YAML; see docs/config.md")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as in ejax.train")
-    parser.add_argument("--target", default="h100", help="as in ejax.preflight (default: %(default)s)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as in ejax train")
+    parser.add_argument("--target", default="h100", help="as in ejax preflight (default: %(default)s)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="cards in each host")
     parser.add_argument("--hosts", type=int, default=1, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, too")

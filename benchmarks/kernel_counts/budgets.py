@@ -96,7 +96,7 @@ def _entries(budgets: dict[str, Any], config: str | None, path: Path) -> list[di
         raise ConfigError([Problem("--config", f"got '{config}'; there are budgets for {known}")], str(path))
     installed = [entry for entry in found if all(map(_is_installed, entry["overrides"]))]
     for entry in (entry for entry in found if entry not in installed):
-        print(f"ejax.preflight: {_title(entry)} is left out: its engine is not installed", file=sys.stderr)
+        print(f"ejax preflight: {_title(entry)} is left out: its engine is not installed", file=sys.stderr)
     return installed
 
 

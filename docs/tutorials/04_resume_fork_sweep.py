@@ -59,7 +59,7 @@ print(f"finished: {stopped.finished}, after {stopped.num_updates} of {UPDATES} u
 # Random numbers are a function of seed and update, so a resumed run computes what one without a stop would have, bit
 # for bit.
 #
-# In a shell: `python -m ejax.train --config FILE --resume latest`.
+# In a shell: `ejax train --config FILE --resume latest`.
 
 # %%
 resumed = train(config, resume="latest", run_dir=stopped.run_dir)
@@ -72,7 +72,7 @@ print(f"return {resumed.last_train_metrics['charts/episode_reward_avg_100']:.1f}
 # A fork is a new run that begins with another's whole state (parameters, optimizer, environments, counts) and may have
 # another config, as long as the state has the same arrays. Here the last stretch has shorter credit assignment.
 #
-# In a shell: `python -m ejax.train --fork RUN trainer.iterations=90 algorithm.cfg.gae_lambda=0.8`.
+# In a shell: `ejax train --fork RUN trainer.iterations=90 algorithm.cfg.gae_lambda=0.8`.
 
 # %%
 forked = train(
@@ -114,7 +114,7 @@ for member in sweep.members:
 # %% [markdown]
 # ## One page about all of them
 #
-# `python -m ejax.report RUN…`: one HTML file that needs no network. Runs that differ in their seed only are one curve
+# `ejax report RUN…`: one HTML file that needs no network. Runs that differ in their seed only are one curve
 # with quartiles.
 
 # %%

@@ -24,7 +24,7 @@ FILE = Path(ejax.__file__).parents[1] / "configs/agents/rl/push_cube/train_confi
 # %% [markdown]
 # ## Every key, one by one
 #
-# `python -m ejax.config check FILE` says of each key whether it is used, renamed, without effect or unsupported.
+# `ejax config check FILE` says of each key whether it is used, renamed, without effect or unsupported.
 
 # %%
 config_command(["check", str(FILE)])
@@ -78,5 +78,5 @@ for key in ("timeout_bootstrap", "advantage_rule", "clip_grad_per_network"):
 
 # %% [markdown]
 # Checkpoints come along too: `policy.init_from: policy.pt` starts from EmbodiChain's policy, `--resume policy.pt` goes
-# on with its training, and `python -m interop.embodichain to-pt RUN --out policy.pt` writes one back
+# on with its training, and `ejax embodichain to-pt RUN --out policy.pt` writes one back
 # ([Torch](../torch.md)). Names and concepts side by side: [Coming from EmbodiChain](../coming_from/embodichain.md).

@@ -41,7 +41,7 @@ print({name: stats[name] for name in sorted(stats)[:4]})
 # ## Clone
 #
 # The config's section `data` says where demonstrations come from; everything else is a run like any other, with the
-# same loop and the same folder. Its steps are frames. In a shell: `python -m ejax.pretrain --config
+# same loop and the same folder. Its steps are frames. In a shell: `ejax pretrain --config
 # configs/push_cube/bc.yaml`.
 
 # %%
@@ -104,7 +104,7 @@ print(f"distance to the clone, KL: {finetuned.last_train_metrics['train/approx_r
 # %% [markdown]
 # ## Where from here
 #
-# - Keep episodes as a LeRobot data set, and clone from a folder: `python -m ejax.data.record` and `data.source:
+# - Keep episodes as a LeRobot data set, and clone from a folder: `ejax record` and `data.source:
 #   recorded` ([The online data engine](../data.md)).
 # - Pictures and instructions: [Vision, language, action](../vla.md).
 # - Another policy as the expert: [Teacher and student](../distill.md).

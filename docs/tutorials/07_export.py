@@ -47,7 +47,7 @@ result = train(
 # Each format is written, loaded again, and evaluated on the same observations as the JAX policy: ordinary ones, extreme
 # ones, ones that an adversary chose. The export fails unless all agree within the rounding that the policy itself has.
 #
-# In a shell: `python -m interop.export RUN --to policy --formats pt,safetensors,onnx,torchscript,stablehlo`.
+# In a shell: `ejax export RUN --to policy --formats pt,safetensors,onnx,torchscript,stablehlo`.
 
 # %%
 export_run(result.run_dir, Path("policy"), ["pt", "safetensors", "onnx"])
@@ -67,7 +67,7 @@ print(json.dumps(contract["action"], indent=1))
 # %% [markdown]
 # ## Check it anywhere
 #
-# The same without jax, on the robot's computer: `python -m interop.verify policy`.
+# The same without jax, on the robot's computer: `ejax verify policy`.
 
 # %%
 print(format_table(verify(Path("policy"))))

@@ -71,7 +71,7 @@ for update in (0, 4, UPDATES - 1):
 #
 # ## More of the same
 #
-# - In a shell: `python -m ejax.train --config FILE --distributed`; no other change.
+# - In a shell: `ejax train --config FILE --distributed`; no other change.
 # - `trainer.shard_parameters: true` divides parameters and moments among the devices, for policies that do not fit on
 #   one.
 # - Several machines: `--coordinator HOST:PORT --num-processes N --process-id I`, or nothing at all under SLURM and

@@ -1,4 +1,4 @@
-"""``python -m ejax.config schema | check FILE``: a train config's JSON Schema; what becomes of each key of a file."""
+"""``ejax config schema | check FILE``: a train config's JSON Schema; what becomes of each key of a file."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from ejax.schema.trust import add_trust_option, trust_words
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 2 if anything in the file is unsupported."""
-    parser = argparse.ArgumentParser(prog="python -m ejax.config", description=__doc__)
+    parser = argparse.ArgumentParser(prog="ejax config", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("schema", help="print the JSON Schema")
     checked = commands.add_parser("check", help="list each key as used, renamed, without effect, or unsupported")
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         notes = check(args.file, args.overrides)
     except ConfigError as error:
-        return refused("ejax.config", error)
+        return refused("ejax config", error)
     counts = count_by_status(notes)
     if args.json:
         keys = [note._asdict() for note in notes]

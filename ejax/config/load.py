@@ -174,7 +174,7 @@ def device_problems(device: str) -> list[Problem]:
     if device == "cpu" or not (problem := device_problem(device)):  # for cpu, JAX need not start
         return []
     platform = device.partition(":")[0]
-    remedy = f"set trainer.device to cpu (python -m ejax.train --device cpu), or install jax for {platform}"
+    remedy = f"set trainer.device to cpu (ejax train --device cpu), or install jax for {platform}"
     return [Problem("trainer.device", f"{problem}; {remedy}")]
 
 

@@ -164,7 +164,7 @@ class EventsConfig(StrictModel):
     train: Events = Field(default_factory=dict, validate_default=True)
     """While the policy learns."""
     eval: MayChange[Events] = Field(default_factory=dict, validate_default=True)
-    """In evaluations, their videos and ``python -m ejax.evaluate``."""
+    """In evaluations, their videos and ``ejax evaluate``."""
 
     def of(self, phase: Phase) -> FrozenDict:
         """Return the events of one phase, in the form of a gym config's ``env.events``."""

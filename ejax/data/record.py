@@ -1,4 +1,4 @@
-"""``python -m ejax.data.record --task package.module:Name --episodes 100 --to DIR``: keep what a task demonstrates.
+"""``ejax record --task package.module:Name --episodes 100 --to DIR``: keep what a task demonstrates.
 
 The task runs in this process and gets the seeds that an ``OnlineDataEngine`` of the same ``--seed`` would give it, so
 both make the same episodes. A recording that was stopped continues with ``--append``, without the seeds of which it has
@@ -103,9 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         tally, total = _run(args)
     except (OSError, ValueError, TypeError, RuntimeError, ImportError, AttributeError) as error:
-        return refused("ejax.data.record", error, 1)
+        return refused("ejax record", error, 1)
     except KeyboardInterrupt:
-        return refused("ejax.data.record", f"stopped; what was kept is in {args.to}, continue with --append", 130)
+        return refused("ejax record", f"stopped; what was kept is in {args.to}, continue with --append", 130)
     print(f"{tally.kept} episodes kept, {tally.failed} attempts failed; {args.to} has {total} episodes")
     return 0
 
@@ -159,7 +159,7 @@ def _instruction(given: str | None, episode: Episode, otherwise: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m ejax.data.record", description="Keep a task's demonstrations.")
+    parser = argparse.ArgumentParser("ejax record", description="Keep a task's demonstrations.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--task", metavar="package.module:Name", help="what demonstrates")
     what.add_argument("--gym-config", type=expanded, metavar="FILE", help="EmbodiChain's, whose environment it is")

@@ -1,4 +1,4 @@
-"""``python -m ejax.play RUN``: watch a trained policy, in MuJoCo's viewer or in a video, and see what it stands."""
+"""``ejax play RUN``: watch a trained policy, in MuJoCo's viewer or in a video, and see what it stands."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 
@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     args = _parser().parse_intermixed_args(argv)
     import_late("ejax.play.show")
-    return until_signal("ejax.play", lambda: _run(args))
+    return until_signal("ejax play", lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -37,7 +37,7 @@ def _run(args: argparse.Namespace) -> int:
             raise ValueError("--wasm goes with --web FILE.html")
         facts = play_run(args.run, args.overrides, Viewer(**options), lambda text: print(text, flush=True))
     except (ImportError, OSError, RuntimeError, ValueError) as error:  # ejax's own among them
-        return refused("ejax.play", error)
+        return refused("ejax play", error)
     summary(facts)
     return 0
 
@@ -53,10 +53,10 @@ def _write_page(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m ejax.play", description="Watch a trained policy: docs/play.md.")
+    parser = argparse.ArgumentParser("ejax play", description="Watch a trained policy: docs/play.md.")
     text = "a run's folder, without its time the newest; or a policy that comes with ejax, such as push_cube"
     parser.add_argument("run", type=a_path, metavar="RUN", help=text)
-    parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="play elsewhere, as in ejax.evaluate")
+    parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="play elsewhere, as in ejax evaluate")
     parser.add_argument("--video", type=a_path, metavar="FILE", help="without a display: write a video, e.g. walk.mp4")
     parser.add_argument("--web", type=a_path, metavar="FILE", help="a page that plays it in a browser, e.g. walk.html")
     parser.add_argument("--wasm", type=a_path, metavar="FOLDER", help="of npm's @mujoco/mujoco, which --web embeds")

@@ -90,7 +90,7 @@ def evaluate_run(
             played = evaluate(policy, env, params, jax.random.key(first_seed), num_envs=num_envs, **options)
         metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(played).items())}
         for text in evaluation_notes(metrics, num_episodes):
-            print(f"ejax.evaluate: {text}", file=sys.stderr)
+            print(f"ejax evaluate: {text}", file=sys.stderr)
         metrics |= {"episodes": count_episodes(metrics, num_episodes), "checkpoint": str(path)}
         # with a digest: evaluations elsewhere do not overwrite each other
         words, digest = re.sub(r"[^\w.+-]+", "-", "_".join(overrides))[:40], zlib.crc32(repr([*overrides]).encode())
@@ -116,7 +116,7 @@ def opened_policy(
     member: int | None = None,
     checkpoint: str | None = None,
     device: str = "cpu",
-    command: str = "ejax.evaluate",
+    command: str = "ejax evaluate",
 ) -> Iterator[tuple[RunDirectory, RunConfig, Path]]:
     """Open a run for its policy: its folder, its config with the overrides, and the checkpoint.
 

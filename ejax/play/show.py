@@ -1,4 +1,4 @@
-"""A saved policy shown: in MuJoCo's viewer in real time, or in a video. ``python -m ejax.play``."""
+"""A saved policy shown: in MuJoCo's viewer in real time, or in a video. ``ejax play``."""
 
 import math
 import time
@@ -73,7 +73,7 @@ def play_episodes(
     samples: bool = False,
     patch: Callable[[PyTree], PyTree] = lambda state: state,
 ) -> Iterator[StepRecord]:
-    """Play one row, episode after episode, without an end: the episodes of ``ejax.evaluate --num-envs 1`` by this seed.
+    """Play one row, episode after episode, without an end: the episodes of ``ejax evaluate --num-envs 1`` by this seed.
 
     ``patch`` changes the state [1, ...] before each decision, in JAX: a command from the keys, a blow, the mouse.
     """
@@ -135,7 +135,7 @@ class PlayStats:
             self._end(step.facts)
 
     def summary(self) -> dict[str, object]:
-        """Summarize the episodes that ended, as ``ejax.evaluate`` does, and the part of one that was cut off."""
+        """Summarize the episodes that ended, as ``ejax evaluate`` does, and the part of one that was cut off."""
         cut: dict[str, object] = {}
         if self._steps and not self._steps[-1].ended:
             cut["cut off, not counted"] = self.text
@@ -303,7 +303,7 @@ def play_run(
     """
     stats = PlayStats(report)
     opened = opened_policy(
-        run, overrides, member=viewer.member, checkpoint=viewer.checkpoint, device=viewer.device, command="ejax.play"
+        run, overrides, member=viewer.member, checkpoint=viewer.checkpoint, device=viewer.device, command="ejax play"
     )
     with opened as (directory, config, path):
         if viewer.randomize and not config.trainer.events.train:
@@ -341,7 +341,7 @@ def _show(
 ) -> dict[str, object]:
     asset = asset_of(env)
     if not isinstance(env, RenderableEnv) or (asset is None and viewer.video is None):
-        raise ValueError(f"{name} cannot be shown: it has no MuJoCo model; ejax.evaluate gives its numbers")
+        raise ValueError(f"{name} cannot be shown: it has no MuJoCo model; ejax evaluate gives its numbers")
     state = jax.eval_shape(env.reset, jax.random.key(0))[0]
     if viewer.command is not None and not parts_of(state, Command):
         raise ValueError(f"--command: {name} has no commands; VelocityRL has (docs/locomotion.md)")

@@ -47,7 +47,7 @@ class PolicyKind:
 
     @property
     def exported_to(self) -> str:
-        """Formats of ``interop.export``, in words."""
+        """Formats of ``ejax export``, in words."""
         if self.exporters:
             return "pt, safetensors, pt2, onnx, torchscript, stablehlo"
         return "stablehlo, and onnx by jax2onnx; a policy of your own has no twin in torch"

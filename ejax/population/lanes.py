@@ -82,7 +82,7 @@ class MemberLanes(Members):
             text = "".join(f"{each.model_dump_json()}\n" for each in kept)
             replace_file(self._folder / EXPLOITS, text, self._folder)
         if self._trainer.cameras:
-            writer.note("no videos of a population's members: python -m ejax.evaluate RUN --member I --video FILE")
+            writer.note("no videos of a population's members: ejax evaluate RUN --member I --video FILE")
         metas = meta.get("members", [{}] * count)
         self.lanes = [_lane(run, i, own, metas[i]) for i, own in enumerate(parts.configs)]
         self.savers = [Saver(lane, run) for lane in self.lanes]

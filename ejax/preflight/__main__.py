@@ -1,4 +1,4 @@
-"""``python -m ejax.preflight --config FILE``: memory and work on GPUs that are not here."""
+"""``ejax preflight --config FILE``: memory and work on GPUs that are not here."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(args)
     except (HostEnvError, ModuleNotFoundError, OSError, ValueError) as error:
-        return refused("ejax.preflight", explain(error).removeprefix("ejax.preflight: "))  # a ConfigError's source
+        return refused("ejax preflight", explain(error).removeprefix("ejax preflight: "))  # a ConfigError's source
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -90,9 +90,9 @@ def _scaled(number: float, factor: int = 1000, units: tuple[str, ...] = ("", "k"
 
 def _parser() -> argparse.ArgumentParser:
     about = "Compile a config for GPUs that are not here: its memory on each, and the work of an update."
-    parser = argparse.ArgumentParser("python -m ejax.preflight", description=about)
+    parser = argparse.ArgumentParser("ejax preflight", description=about)
     parser.add_argument("--config", type=a_path, required=True, metavar="FILE", help="JSON or YAML; see docs/config.md")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as in ejax.train")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as in ejax train")
     cards, text = "h100|h200|a100|l40s|rtx4090|b200|FILE", "the card, or a file with XLA's GpuTargetConfigProto as text"
     parser.add_argument("--target", type=expanded, default="h100", metavar=cards, help=f"{text} (default: %(default)s)")
     parser.add_argument(

@@ -140,10 +140,10 @@ def absent_run(
     """Read a config as for ``gpus`` of the card on each of ``hosts``, and trace in the block: ``(config, notes on what
     it leaves open, card, devices)``. Errors as ``preflight``."""
     if gpus < 1 or hosts < 1:
-        raise _refusal("--gpus", f"got {gpus} on {hosts} hosts; both must be at least 1", "ejax.preflight")
+        raise _refusal("--gpus", f"got {gpus} on {hosts} hosts; both must be at least 1", "ejax preflight")
     card = find_card(target)
     if problem := compiler_problem():
-        raise _refusal("", problem, "ejax.preflight")
+        raise _refusal("", problem, "ejax preflight")
     read, notes = on_accelerator(load_config(config, overrides, device="cpu"))
     devices = absent_devices(card, gpus=gpus, hosts=hosts)
     with (
@@ -179,7 +179,7 @@ def absent_devices(card: Card, *, gpus: int, hosts: int) -> Sequence[jax.Device]
     try:
         topology = topologies.get_topology_desc(platform="cuda", topology=f"1x{hosts}x{gpus}", target_config=card.text)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        raise _refusal("--target", f"XLA refuses {card.name}: {error}", "ejax.preflight") from error
+        raise _refusal("--target", f"XLA refuses {card.name}: {error}", "ejax preflight") from error
     return topology.devices
 
 

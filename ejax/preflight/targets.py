@@ -56,7 +56,7 @@ def _read_card(text: str, path: Path) -> Card:
 
 
 def _refused(text: str) -> ConfigError:
-    return ConfigError([Problem("--target", text)], "ejax.preflight")
+    return ConfigError([Problem("--target", text)], "ejax preflight")
 
 
 def _card(row: Mapping[str, Any]) -> Card:

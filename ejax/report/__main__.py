@@ -1,4 +1,4 @@
-"""``python -m ejax.report RUN…``: runs as one HTML page that opens anywhere."""
+"""``ejax report RUN…``: runs as one HTML page that opens anywhere."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 from ejax.schema.plain_files import a_path
@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 1 where runs were left out, 2 without a page."""
     args = _parser().parse_args(argv)
     import_late("ejax.report.runs")
-    return until_signal("ejax.report", lambda: _run(args))
+    return until_signal("ejax report", lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def _run(args: argparse.Namespace) -> int:
             return read(path)
         except (CheckpointError, OSError, ValueError) as error:  # FactsError among them
             left_out.append(f"left out: {path}: {explain(error)}")
-            print(f"ejax.report: {left_out[-1]}", file=sys.stderr)
+            print(f"ejax report: {left_out[-1]}", file=sys.stderr)
             return []
 
     try:
@@ -53,7 +53,7 @@ def _run(args: argparse.Namespace) -> int:
         page = render_page(runs, exports, args.to.parent, left_out)
         replace_file(args.to, page.encode("utf-8", "backslashreplace"))  # names may be no text
     except (FactsError, OSError) as error:
-        return refused("ejax.report", error)
+        return refused("ejax report", error)
     count = sum(len(run.problems) for run in runs)
     noted = f"; {count} problem{'s' * (count != 1)} of the logs, at its top" if count else ""
     to = os.fsencode(args.to).decode(errors="backslashreplace")
@@ -63,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     about = "One HTML page about runs: curves, tables, videos. It needs no network."
-    parser = argparse.ArgumentParser("python -m ejax.report", description=about)
+    parser = argparse.ArgumentParser("ejax report", description=about)
     text = "a run's folder, of a population all members; without its time: the newest run"
     parser.add_argument("run", type=a_path, nargs="+", metavar="RUN", help=text)
     parser.add_argument("--to", type=a_path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")

@@ -317,7 +317,7 @@ def read_parity(path: Path) -> dict[str, Any]:
     """
     file = path / "parity.json" if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"{path} is not an export: it has no parity.json; make one by python -m interop.export")
+        raise FileNotFoundError(f"{path} is not an export: it has no parity.json; make one by ejax export")
     return read_facts(file, _Export)
 
 

@@ -112,7 +112,7 @@ def exit_on_signal() -> None:
 
 def _exit_before_start(number: int, frame: FrameType | None) -> None:
     del frame
-    command = f"ejax.{Path(sys.argv[0]).stem}"
+    command = f"ejax {Path(sys.argv[0].removesuffix('/__main__.py')).stem}"
     write_stderr(f"{command}: ended by {signal.Signals(number).name} before it began: nothing was left")
     hard_exit(128 + number)
 
@@ -121,7 +121,7 @@ def import_late(module: str) -> Any:
     """Import what a command needs, after its arguments and while a signal still ends the process immediately.
 
     No garbage is collected meanwhile, nor later of what is imported: JAX and the rest are 240,000 objects that
-    live as long as the process, and looking at them took a quarter of the CPU time of ``python -m ejax.config check``.
+    live as long as the process, and looking at them took a quarter of the CPU time of ``ejax config check``.
     """
     if module not in sys.modules:
         gc.disable()

@@ -28,8 +28,8 @@ _POLL_MS = 1000
 _FOUND_BY_JAX = {"SLURM_NTASKS": "SLURM", "OMPI_COMM_WORLD_SIZE": "OpenMPI"}
 # variables with the number of processes that a scheduler started
 _SIZES = {**_FOUND_BY_JAX, "WORLD_SIZE": "torchrun or the like"}
-JOIN = "start each with python -m ejax.train … --coordinator HOST:PORT --num-processes N --process-id I"
-_AGAIN = "start all of them again: python -m ejax.train … --resume latest"
+JOIN = "start each with ejax train … --coordinator HOST:PORT --num-processes N --process-id I"
+_AGAIN = "start all of them again: ejax train … --resume latest"
 
 
 class ProcessesError(RuntimeError):

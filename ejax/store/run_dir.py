@@ -11,7 +11,7 @@
     logs/sessions.jsonl         when each call that trained the run began and ended; of members in one program it is in
                                 the population's folder; a killed one has none
     videos/
-    quarantine/                 what broke environments, for python -m ejax.replay
+    quarantine/                 what broke environments, for ejax replay
     replay/                     while it trains, with replay.storage: shared: <field>.npy, the rows of the replay buffer
     members/<i>/                of a population: the folder of each member, as of a single run
     population.json             of a population: its members, and which is the best (``ejax.population.lanes``)
@@ -220,7 +220,7 @@ class RunDirectory:
         options = ""
         with contextlib.suppress(FactsError):  # of a damaged config the command says more
             options = trust_options(read_facts(self.config_file, ResolvedConfig))
-        return f"python -m ejax.train --run {shlex.quote(str(self.path))} --resume latest{options}"
+        return f"ejax train --run {shlex.quote(str(self.path))} --resume latest{options}"
 
     def status_line(self) -> str:
         """Describe what is left of a run that ends immediately, and the command to continue it."""

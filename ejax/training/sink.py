@@ -301,7 +301,7 @@ class RunSink:
         if not seeds or evaluator is None or len(lasts) < len(self._savers):
             return []
         if process_count() > 1:  # all of them would have to read a checkpoint
-            self.note("several processes play no fresh episodes; python -m ejax.evaluate RUN --seed S does")
+            self.note("several processes play no fresh episodes; ejax evaluate RUN --seed S does")
             return []
         params = self._own_params(self._run.state.train.params)
         savers = zip(self._savers, lasts, strict=True)

@@ -14,7 +14,7 @@ from ejax.types import Env, Params, Policy, PyTree
 
 
 def reference_episode(policy: Policy, env: Env, params: Params, seed: int) -> dict[str, Any] | None:
-    """Play the episode of ``python -m ejax.evaluate RUN --episodes 1 --seed SEED``, for ``episode.json``.
+    """Play the episode of ``ejax evaluate RUN --episodes 1 --seed SEED``, for ``episode.json``.
 
     Returns:
         ``start``: the environment's state by dotted path, as lists, random streams as their bits. ``result``: the

@@ -187,7 +187,7 @@ def _run_torch(module: Callable[..., Any]) -> RunArtefact:
 
 @contextlib.contextmanager
 def _torchscript_still_works() -> Iterator[None]:
-    """Drop torch's own warning, which names its lines and not the remedy: ``interop.export`` prints a notice."""
+    """Drop torch's own warning, which names its lines and not the remedy: ``ejax export`` prints a notice."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

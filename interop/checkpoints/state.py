@@ -1,4 +1,4 @@
-"""The state of a run as the content of EmbodiChain's checkpoint, and back; see ``interop.embodichain``."""
+"""The state of a run as the content of EmbodiChain's checkpoint, and back; see ``ejax embodichain``."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +51,7 @@ def pt_payload(
     algorithm = config.algorithm.record
     if algorithm.keeps_target and layout != "seed":
         text = f"EmbodiChain has no {config.algorithm.name}: layout '{layout}' has no place for its target critic and"
-        raise ValueError(f"{text} second optimizer; give layout seed (the policy alone), or use interop.export")
+        raise ValueError(f"{text} second optimizer; give layout seed (the policy alone), or use ejax export")
     clamp = _clamp_of(parts.policy, layout, like)
     policy = _exported(parts.policy, state.train.params, layout, clamp)
     payload: dict[str, Any] = {"global_step": meta["global_step"], "policy": policy}
@@ -217,11 +217,11 @@ def _check_activations(saved: PtFile, policy: Policy) -> None:
 def _normal_policy(policy: Policy) -> Any:
     """Return the policy itself, if EmbodiChain has its counterpart."""
     if isinstance(policy, ActorCriticWithMemory):
-        text = "EmbodiChain's policies have no memory, and its files no place for one; interop.export takes this policy"
+        text = "EmbodiChain's policies have no memory, and its files no place for one; ejax export takes this policy"
         raise TypeError(text)
     if not isinstance(policy, ActorCritic | ActorOnly):
         text = f"EmbodiChain's policies are actor_critic and actor_only, got {type(policy).__name__};"
-        raise TypeError(f"{text} interop.export takes this policy")
+        raise TypeError(f"{text} ejax export takes this policy")
     if policy.action_spec.kind != "normal":
         raise ValueError(f"EmbodiChain's policies act by a normal distribution, this one by {policy.action_spec.kind}")
     return policy

@@ -1,4 +1,4 @@
-"""``python -m interop.serving RUN-or-EXPORT``: serve a policy over WebSocket, with the protocol of openpi's client."""
+"""``ejax serve RUN-or-EXPORT``: serve a policy over WebSocket, with the protocol of openpi's client."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, refused
 
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         _check(args)
         asyncio.run(_serve(args))
     except (OSError, RuntimeError, ValueError, ImportError) as error:
-        return refused("ejax.serve", error)
+        return refused("ejax serve", error)
     return 0
 
 
@@ -61,7 +61,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m interop.serving", description="Serve a policy.")
+    parser = argparse.ArgumentParser("ejax serve", description="Serve a policy.")
     parser.add_argument(
         "policy",
         type=a_path,

@@ -90,7 +90,7 @@ def load_served(path: Path, *, checkpoint: str | None = None, member: int | None
     if checkpoint is not None or member is not None:
         raise ValueError(f"{path} is an export, of one checkpoint; --checkpoint and --member are for runs")
     if not (path / "policy.onnx").exists():
-        how = "python -m interop.export RUN --to DIR --formats onnx"
+        how = "ejax export RUN --to DIR --formats onnx"
         raise ValueError(f"{path} has no policy.onnx, which serves without JAX: {how}; or serve the run")
     return _load_export(path)
 

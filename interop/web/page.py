@@ -36,7 +36,7 @@ def describe_task(env: Any) -> dict[str, Any]:
     """Describe the task to the page. ValueError: the page cannot compute it, and why."""
     if type(env) not in (PushCube, PushCubeRL, VelocityRL):
         text = f"--web cannot compute the observation of {type(env).__name__} in a browser; it can those of PushCube"
-        others = "PushCubeRL and VelocityRL, without wrappers; ejax.play's viewer and its --video show the others"
+        others = "PushCubeRL and VelocityRL, without wrappers; ejax play's viewer and its --video show the others"
         raise ValueError(f"{text}, {others}")
     if env.functor_events:
         raise ValueError(f"--web cannot compute events ({', '.join(env.functor_events)}): empty trainer.events.eval")
@@ -125,7 +125,7 @@ def write_page(
         raise ValueError(f"--web {to}: a page is written as .html; give --web FILE.html")
     engine = _read_engine(wasm)
     which = {name: show[name] for name in ("member", "checkpoint", "device")}
-    with opened_policy(run, overrides, **which, command="ejax.play") as (directory, config, path):
+    with opened_policy(run, overrides, **which, command="ejax play") as (directory, config, path):
         trainer = config.trainer
         seed = trainer.eval_seed if show["seed"] is None else show["seed"]
         env = build_env(config, phase="eval", num_envs=1, quarantine=directory.results / "quarantine" / "play")

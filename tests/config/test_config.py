@@ -438,7 +438,7 @@ def test_an_output_folder_that_cannot_be_made_is_refused_without_a_traceback(
 
 def test_a_command_without_a_config_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert capsys.readouterr().err.startswith("ejax.train: give --config FILE, --run DIR with --resume")
+    assert capsys.readouterr().err.startswith("ejax train: give --config FILE, --run DIR with --resume")
 
 
 # --- round trips ------------------------------------------------------------------------------------------
@@ -505,7 +505,7 @@ def test_whatever_a_config_holds_it_loads_or_raises_config_error(section: str, k
 
 def test_the_schema_file_is_what_the_generator_makes() -> None:
     text = (ROOT / "ejax" / "config.schema.json").read_text(encoding="utf-8")
-    assert text == schema_text(), "run: python -m ejax.config schema > ejax/config.schema.json"
+    assert text == schema_text(), "run: ejax config schema > ejax/config.schema.json"
 
 
 def test_every_key_of_the_schema_says_what_it_is() -> None:

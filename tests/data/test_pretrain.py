@@ -672,7 +672,7 @@ def test_the_command_runs_and_tells_of_samples(
     assert code == 0
     assert "samples" in capsys.readouterr().out
     assert main(["--config", str(file), "data.chunk_size=0"]) == 2
-    assert "ejax.pretrain" in capsys.readouterr().err
+    assert "ejax pretrain" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_a_nan_costs_its_row_an_episode_and_the_others_nothing(guarded: Any, tmp
     assert env.num_quarantined == 1
     assert env.reports() == [
         f"quarantined row 1 of env 'ladder:Ladder' at its step 4: not finite: reward nan; replay it with "
-        f"python -m ejax.replay {tmp_path / 'step4_row1.npz'} --trust ladder:Ladder"
+        f"ejax replay {tmp_path / 'step4_row1.npz'} --trust ladder:Ladder"
     ]
     assert env.reports() == []
 
@@ -160,7 +160,7 @@ def test_files_that_are_none_of_quarantine_are_refused_in_one_line(
     for file in (*sorted(tmp_path.iterdir()), Path("/dev/null"), Path("/dev/zero"), tmp_path, Path("x" * 300)):
         assert replay.main([str(file)]) == 2, file
         error = capsys.readouterr().err
-        assert error.startswith("ejax.replay: ") and error.count("\n") == 1
+        assert error.startswith("ejax replay: ") and error.count("\n") == 1
         assert str(file) in error, error
 
 
@@ -204,7 +204,7 @@ def test_an_episode_that_began_before_what_is_kept_is_not_played_again(guarded: 
     env.step(wild(0, 9.0))
     (report,) = env.reports()
     assert "cannot be replayed: the episode began before the first of them" in report
-    assert "ejax.replay" not in report
+    assert "ejax replay" not in report
     env.close()
     with pytest.raises(ValueError, match="its episode began before what it holds"):
         replay.read(tmp_path / "step1_row0.npz")
@@ -372,4 +372,4 @@ def test_a_run_goes_on_through_nans_and_exceptions_and_counts_them(
     assert counts == sorted(counts) and last["collector/quarantined"] > 0
     assert len(files) >= last["collector/quarantined"]  # a thread may be ahead
     assert last["collector/env_restarts"] >= 0
-    assert "python -m ejax.replay" in capsys.readouterr().out
+    assert "ejax replay" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def start_process(raw: dict[str, Any], folder: Path) -> "subprocess.Popen[bytes]":
-    """Start ``python -m ejax.train`` with this config and the run ``folder/run``."""
+    """Start ``ejax train`` with this config and the run ``folder/run``."""
     file = folder / "config.json"
     file.write_text(json.dumps(raw))
     command = [sys.executable, "-m", "ejax.train", "--config", str(file), "--run", str(folder / "run")]

@@ -47,7 +47,7 @@ class TooSlow(BaseException):
 
 
 def judge(mutant: Mutant, folder: Path) -> Verdict:
-    """Load a mutant and check it, as ``python -m ejax.train`` and ``python -m ejax.config check`` would."""
+    """Load a mutant and check it, as ``ejax train`` and ``ejax config check`` would."""
     for name, data in mutant.files.items():
         (folder / name).write_bytes(data)
     file = folder / next(iter(mutant.files))

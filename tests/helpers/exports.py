@@ -121,5 +121,5 @@ def run_without(blocked: Iterable[str], code: str, **options: Any) -> subprocess
 
 
 def verify_without(blocked: Iterable[str], folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run ``interop.verify`` in a process without these packages."""
+    """Run ``ejax verify`` in a process without these packages."""
     return run_without(blocked, f"from interop.verify import main\nsys.exit(main({[str(folder), *options]!r}))")

@@ -202,7 +202,7 @@ def test_a_missing_file_is_found(exported: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify_main([str(tmp_path)]) == 2
-    assert "parity.json: give a folder that python -m interop.export" in capsys.readouterr().err
+    assert "parity.json: give a folder that ejax export" in capsys.readouterr().err
 
 
 def test_a_deprecated_format_is_announced(
@@ -213,7 +213,7 @@ def test_a_deprecated_format_is_announced(
     monkeypatch.setattr("interop.export.export_run", lambda *args, **kwargs: report)
     assert main(["run", "--to", str(tmp_path)]) == 0
     (notice,) = capsys.readouterr().err.splitlines()
-    assert notice.startswith("interop.export: torchscript is deprecated: torch itself deprecates TorchScript")
+    assert notice.startswith("ejax export: torchscript is deprecated: torch itself deprecates TorchScript")
 
 
 @needs_stablehlo

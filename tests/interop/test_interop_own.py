@@ -59,7 +59,7 @@ def run(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_is_exported_verified_and_acts_as_it_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     to = run.parent / "exported"
     assert main([str(run), "--to", str(to)]) == 0
-    assert "interop.export: pt is left out: the policy has no torch twin" in capsys.readouterr().err
+    assert "ejax export: pt is left out: the policy has no torch twin" in capsys.readouterr().err
     assert verify_main([str(to)]) == 0
     report = certificate(to)
     assert "stablehlo" in report["artefacts"] and {"pt", "safetensors"} <= report["left_out"].keys()

@@ -1,6 +1,6 @@
 """Verification of an export by whoever: no code of a stranger's folder runs, and nothing in it vouches for itself.
 
-Both verifiers are asked, ``interop.verify`` and the one that is a single file.
+Both verifiers are asked, ``ejax verify`` and the one that is a single file.
 """
 
 import json
@@ -64,7 +64,7 @@ def light(folder: Path) -> Path:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Check that ``interop.verify`` ends with this code; return its errors."""
+    """Check that ``ejax verify`` ends with this code; return its errors."""
 
     def check(folder: Path, code: int, *options: str) -> str:
         assert main([str(folder), *options]) == code
@@ -224,7 +224,7 @@ def test_the_certificate_is_not_believed(
     rewrite(light, "parity.json", change)
     codes, _, errors = verdicts(light, capsys)
     assert codes == {code} and errors.count(message) >= 2
-    assert "python -m interop.export RUN --to DIR" in errors or "observations.npz" in errors
+    assert "ejax export RUN --to DIR" in errors or "observations.npz" in errors
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "{", "[" * 100_000, '{"schema_version": 1}'])

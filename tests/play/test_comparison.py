@@ -200,7 +200,7 @@ def test_a_report_has_a_row_for_each_condition(monkeypatch: Any, capsys: Any, tm
     assert rows[0]["return"] != rows[1]["return"] and "| mujoco | as it is  | 0.000" in capsys.readouterr().out
     for wrong, text in (
         (["--friction", "2"], "touches nothing in this model"),
-        (["--latency", "-1"], "ejax.evaluate: --latency -1: got [-1.0, -1.0]; must be >= 0"),
+        (["--latency", "-1"], "ejax evaluate: --latency -1: got [-1.0, -1.0]; must be >= 0"),
         (["--tolerance", "0"], "--tolerance must be > 0"),
         (["--video", "a.mp4"], "--video goes without --engine"),
         (["--sample"], "--sample goes without --engine"),
@@ -210,7 +210,7 @@ def test_a_report_has_a_row_for_each_condition(monkeypatch: Any, capsys: Any, tm
     # the same table by the command's former name
     assert transfer(["RUN", "--engines", "c", "--episodes", "2"]) == 0
     told = capsys.readouterr()
-    assert "| mujoco | as it is  | 0.000" in told.out and "this is ejax.evaluate RUN --engine" in told.err
+    assert "| mujoco | as it is  | 0.000" in told.out and "this is ejax evaluate RUN --engine" in told.err
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""``ejax.play``: the episodes are an evaluation's, a hand reaches into them, and somebody sees them."""
+"""``ejax play``: the episodes are an evaluation's, a hand reaches into them, and somebody sees them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -294,7 +294,7 @@ def test_a_video_that_fails_costs_the_video_and_not_the_metrics(
     output = capsys.readouterr().out
     assert "[summary] eval/avg_reward:" in output and "no video: ValueError: PointMassRL cannot be recorded" in output
     assert main([str(run), "--video", str(tmp_path / "a.mp4")]) == 2
-    assert "PointMassRL cannot be shown" in (error := capsys.readouterr().err) and "ejax.evaluate gives" in error
+    assert "PointMassRL cannot be shown" in (error := capsys.readouterr().err) and "ejax evaluate gives" in error
 
 
 # --- Gymnasium --------------------------------------------------------------------------------------------

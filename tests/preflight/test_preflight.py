@@ -196,7 +196,7 @@ def test_a_compiler_that_is_missing_or_does_not_fit_ends_in_a_message(
         return
     assert main(["--config", str(ROOT / "configs/point_mass/ppo.yaml")]) == 2
     error = capsys.readouterr().err
-    assert re.search(text, error) and error.count("ejax.preflight:") == 1
+    assert re.search(text, error) and error.count("ejax preflight:") == 1
 
 
 @pytest.mark.parametrize("demonstrated", [0, 600])

@@ -573,7 +573,7 @@ def test_a_run_that_cannot_be_read_is_left_out_of_the_others_page(
     page, lines = Page(to.read_text()), capsys.readouterr().err.splitlines()
     assert (page.rows, page.data, page.curves) == (alone.rows, alone.data, alone.curves)
     for line, reason in zip(lines, ("no run of 'none'", "nested deeper than"), strict=True):
-        assert reason in line and line.removeprefix("ejax.report: ") in page.text
+        assert reason in line and line.removeprefix("ejax report: ") in page.text
     to.unlink()
     assert main([str(bad), str(tmp_path / "none"), "--to", str(to)]) == 2
     assert not to.exists() and capsys.readouterr().err.count("left out: ") == 2

@@ -51,16 +51,16 @@ def test_a_command_that_is_not_interrupted_is_ended_with_a_last_word(
             raise
         return 0
 
-    assert until_signal("ejax.train", body) == 128 + number
+    assert until_signal("ejax train", body) == 128 + number
     name = signal.Signals(number).name
-    assert capfd.readouterr().err == f"ejax.train: ended at once by {name}: the last checkpoint is here\n"
+    assert capfd.readouterr().err == f"ejax train: ended at once by {name}: the last checkpoint is here\n"
     assert signal.getsignal(number) is former
 
 
 def test_what_the_body_returns_and_raises_is_passed_on() -> None:
-    assert until_signal("ejax.train", lambda: 2) == 2
+    assert until_signal("ejax train", lambda: 2) == 2
     with pytest.raises(ZeroDivisionError):
-        until_signal("ejax.train", lambda: 1 // 0)
+        until_signal("ejax train", lambda: 1 // 0)
 
 
 def test_an_error_that_an_interruption_became_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_an_error_that_an_interruption_became_is_no_traceback(capfd: pytest.Capt
             raise RuntimeError("INTERNAL: callback failed") from None
         return 0
 
-    assert until_signal("ejax.train", body) == 143
+    assert until_signal("ejax train", body) == 143
     assert "ended at once by SIGTERM: no run was under way" in capfd.readouterr().err
 
 
@@ -84,7 +84,7 @@ def test_an_interruption_that_came_to_nothing_stops_the_run_in_order() -> None:
         with interruptible() as interrupted:
             return int(interrupted())
 
-    assert until_signal("ejax.train", body) == 1
+    assert until_signal("ejax train", body) == 1
 
 
 def test_a_run_heeds_the_first_signal_and_is_ended_by_a_second_ctrl_c(capfd: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +107,7 @@ def test_what_is_ignored_under_nohup_stays_ignored() -> None:
         with interruptible() as interrupted:
             send(signal.SIGHUP)
             assert not interrupted()
-        assert until_signal("ejax.train", lambda: send(signal.SIGHUP) or 0) == 0
+        assert until_signal("ejax train", lambda: send(signal.SIGHUP) or 0) == 0
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, former)
@@ -164,7 +164,7 @@ def test_a_signal_while_modules_are_imported_is_answered(module: str, number: in
     process.send_signal(number)
     said = process.communicate(timeout=60)[0].decode()
     assert process.returncode == 128 + number
-    assert said == f"ejax.{module}: ended by {signal.Signals(number).name} before it began: nothing was left\n"
+    assert said == f"ejax {module}: ended by {signal.Signals(number).name} before it began: nothing was left\n"
 
 
 @pytest.mark.slow

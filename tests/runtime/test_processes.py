@@ -71,7 +71,7 @@ def test_a_coordinator_that_is_no_address_is_refused_at_once(
     words = ["--config", str(config), "--distributed", "--coordinator", coordinator]
     assert main([*words, "--num-processes", "2", "--process-id", "1"]) == 2
     told = capsys.readouterr()
-    assert told.err.startswith(f"ejax.train: got the coordinator '{coordinator}', which is not a HOST:PORT")
+    assert told.err.startswith(f"ejax train: got the coordinator '{coordinator}', which is not a HOST:PORT")
     assert told.err.count("\n") == 1 and not told.out
 
 

@@ -23,12 +23,12 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "slurm.sh"
 
 def tasks(script: Path, folder: Path, **options: str) -> list[dict[str, Any]]:
     """Submit the script; give the words and the variables of each task, which ends without training."""
-    (python := folder / "python").write_text(
+    (ejax := folder / "ejax").write_text(
         f"#!{sys.executable}\nimport json, os, pathlib, sys\n"
         f"pathlib.Path({str(folder)!r}, 'task_' + os.environ['SLURM_PROCID'] + '.json').write_text("
         "json.dumps({'words': sys.argv[1:], 'env': dict(os.environ)}))\n"
     )
-    python.chmod(0o755)
+    ejax.chmod(0o755)
     run = folder / "run"
     os.environ["EJAX_RUN"] = str(run)
     try:
@@ -64,8 +64,8 @@ def test_slurm_gives_each_process_the_gpu_that_jax_takes(tmp_path: Path, monkeyp
     assert [(count, number) for _, count, number, _ in found] == [(16, number) for number in range(16)]
     assert [gpu for *_, gpu in found] == 2 * [str(gpu) for gpu in range(8)]
     assert all(task["words"] == started[0]["words"] for task in started)
-    assert started[0]["words"][:4] == ["-m", "ejax.train", "--config", "config.yaml"]
-    assert started[0]["words"][4:] == [
+    assert started[0]["words"][:3] == ["train", "--config", "config.yaml"]
+    assert started[0]["words"][3:] == [
         "--run",
         str(tmp_path / "run"),
         "--device",
@@ -154,8 +154,8 @@ def test_kubernetes_gives_each_pod_what_jax_would_find(tmp_path: Path, monkeypat
     }
     for name, fact in facts.items():
         monkeypatch.setattr(K8sCluster, name, lambda fact=fact: fact)
-    (python := tmp_path / "python").write_text("#!/bin/sh\nshift 2\nprintf '%s\\n' \"$@\"\n")
-    python.chmod(0o755)
+    (ejax := tmp_path / "ejax").write_text("#!/bin/sh\nshift 1\nprintf '%s\\n' \"$@\"\n")
+    ejax.chmod(0o755)
     for index in range(spec["completions"]):
         monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
         args = _parser("train").parse_args(start_pod(index, tmp_path).communicate()[0].splitlines())

@@ -190,7 +190,7 @@ def test_the_command_that_continues_a_run_names_its_own_code(
     assert train.main(["--config", str(file), "--run", str(run), "--trust", "evilmod:Env"]) == 0
     command = RunDirectory(run, "tiny").resume_command
     another_process(monkeypatch)
-    assert train.main([*shlex.split(command)[3:], "trainer.iterations=2"]) == 0
+    assert train.main([*shlex.split(command)[2:], "trainer.iterations=2"]) == 0
     library = create_run_directory(parse_config(tree(env={"id": "gymnasium:Pendulum-v1"})), tmp_path / "theirs")
     assert library.resume_command.endswith("theirs --resume latest")
 

@@ -26,7 +26,7 @@ def test_a_disk_that_refuses_is_one_line_and_exit_2(
     (tmp_path / "a.json").write_text(json.dumps(BASE))
     assert train.main(["--config", "a.json", "--device", "cpu"]) == 2
     told = capsys.readouterr().err.strip()
-    assert told.startswith("ejax.train: ") and os.strerror(code) in told and "\n" not in told
+    assert told.startswith("ejax train: ") and os.strerror(code) in told and "\n" not in told
 
 
 def test_a_checkpoint_on_a_full_disk_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def same_training(*runs: Path) -> bool:
 
 
 def played(run: Path, facts: dict[str, Any], member: int | None = None) -> dict[str, Any]:
-    """Figures of ``ejax.evaluate`` in the same episodes."""
+    """Figures of ``ejax evaluate`` in the same episodes."""
     checkpoint, (seed,) = facts["checkpoint"], facts["seeds"]
     again = evaluate_run(run, member=member, checkpoint=checkpoint, num_episodes=2, num_envs=2, seed=seed)
     return {tag: again[tag] for tag in MEASURED if tag in again}

@@ -83,7 +83,7 @@ def test_a_run_that_hardly_learned_says_so_and_does_not_end_as_if_all_were_well(
     assert command(tmp_path, raw(tmp_path, env={"sound": 1})) == 3
     told = capsys.readouterr()
     assert "[summary] skipped updates: 4 of 4, not finite" in told.out
-    assert "ejax.train: 4 of 4 updates were skipped" in told.err and "learning_rate" in told.err
+    assert "ejax train: 4 of 4 updates were skipped" in told.err and "learning_rate" in told.err
     assert "Traceback" not in told.err
 
     # of these eight updates half are sound, as every second rollout is; the count goes on where a run is resumed
@@ -108,7 +108,7 @@ def test_a_training_that_does_not_skip_ends_in_one_line(tmp_path: Path, capsys: 
     assert command(tmp_path, raw(tmp_path, env={"sound": NUM_STEPS + 1}, skip_nonfinite_updates=False)) == 3
     told = capsys.readouterr().err
     last = tmp_path / "run" / "checkpoints" / f"tiny_step_{STEPS}"
-    assert told.startswith("ejax.train: update 2 gave a non-finite loss and gradient (")
+    assert told.startswith("ejax train: update 2 gave a non-finite loss and gradient (")
     assert f"last checkpoint: {last}" in told and [*last.parent.iterdir()] == [last]  # none of the failure
     assert "Traceback" not in told and told.count("\n") == 1
 

@@ -1,4 +1,4 @@
-"""``python -m ejax.config check FILE``: what becomes of the keys of a train config and its gym config, or of one."""
+"""``ejax config check FILE``: what becomes of the keys of a train config and its gym config, or of one."""
 
 import copy
 import itertools
@@ -52,7 +52,7 @@ def _check_train_config(draft: Draft, data: dict[str, Any]) -> list[KeyNote]:
             draft.note(key, text)
         for key, text in action_problems(config.env, config.policy, config.algorithm.record, builds=True):
             draft.problem(key, text)
-        draft.note("policy.name", f"interop.export writes {config.policy.record.exported_to}")
+        draft.note("policy.name", f"ejax export writes {config.policy.record.exported_to}")
     known = {  # a note on an override holds for the file's key too, a problem does not
         note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
         for note in draft.report.notes

@@ -1,7 +1,7 @@
 """A host environment whose failures cost an episode instead of a training, up to a stated number.
 
 A row that gives a NaN or an infinity is quarantined: its step is not a transition (``info["valid"]`` False), its
-episode is over, a new one starts, and its steps go to a file for ``python -m ejax.replay``. An environment that
+episode is over, a new one starts, and its steps go to a file for ``ejax replay``. An environment that
 raises can be recreated, which ends the episodes of all its rows.
 """
 
@@ -182,7 +182,7 @@ class GuardedEnv:
             with by_product("what led there", self._reports.append), _new_file(self._folder, name) as file:
                 np.savez_compressed(file, facts=to_json(facts), actions=actions, **last, **broke)
                 path = file.name
-            command = f"python -m ejax.replay {path}{trust_options(self._recipe)}"
+            command = f"ejax replay {path}{trust_options(self._recipe)}"
             remedy = f"replay it with {command}" if path else "it cannot be replayed"
             if path and not (facts["seeded"] and facts["complete"]):
                 late = "the episode began before the first of them"
