@@ -25,8 +25,8 @@ _COLUMNS = "100"
 _HEAD = "| name | what it is |\n|---|---|\n"
 _BLOCK = re.compile(rf"(?:^{re.escape(_HEAD)}((?:\| .*\n)*)\n)?^<!-- site\n((?:(?!-->).*\n)*)-->\n", re.M)
 """A table of names, if there is one, and the directives that it stands for."""
-_OUTSIDE = re.compile(r"\[([^]]+)\]\(\.\./(configs/[^)]+)\)")
-"""A link to a config, which the site does not have."""
+_OUTSIDE = re.compile(r"\[([^]]+)\]\((?:\.\./)+((?:configs|benchmarks|examples)/[^)#]+)[^)]*\)")
+"""A link to a file of the repository, which the site does not have."""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -42,7 +42,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Open the directives of a page of the reference, and link the names above to them; name configs by their paths."""
+    """Open the directives of a page of the reference, and link the names above; name the repository's files by path."""
 
     def opened(block: re.Match[str]) -> str:
         rows = zip((block[1] or "").splitlines(), directed(block[2]), strict=False)  # a test compares

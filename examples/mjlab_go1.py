@@ -1,4 +1,4 @@
-"""mjlab's own Go1 task, in MuJoCo Warp, for ejax's ``torch:`` (docs/torch.md#mjlab).
+"""mjlab's own Go1 task, in MuJoCo Warp, for ejax's ``torch:`` (docs/torch_envs.md#mjlab).
 
 ejax train --config examples/mjlab_go1.yaml --trust examples/mjlab_go1.py:make
 """

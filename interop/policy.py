@@ -320,7 +320,7 @@ def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer 
     """
     if type(spec) not in TWINS:
         text = "this policy of your own has no torch twin; interop.onnx_policy.load_policy runs its policy.onnx, and"
-        raise ValueError(f"{text} jax.export its policy.stablehlo (docs/torch.md)")
+        raise ValueError(f"{text} jax.export its policy.stablehlo (docs/export.md)")
     policy = TWINS[type(spec)](spec)
     if tokenizer is not None:
         policy.tokenizer = tokenizer

@@ -22,13 +22,9 @@ ODD_WORDS = re.compile(r"\b(told|tells?|said|anew|whatever|in turn)\b", re.IGNOR
 DOCS = ROOT / "docs"
 MADE = {"changelog.md", "reference/config.md"}
 """Pages that ``docs/site_pages.py`` makes when the site is built."""
-OUTSIDE = {
-    "defects.md",  # a review of another library: linked from the pages about it
-    "measurement_log.md",  # earlier measurements: linked from the pages that have the current ones
-    "upstream/warp_dynamic_slice_fusion.md",  # a report to other projects: linked from the page about GPUs
-}
-"""Pages that the navigation leaves out; links lead to them."""
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted(DOCS.glob("tutorials/*.py"))]
+NOTES = sorted((ROOT / "benchmarks" / "notes").glob("*.md"))
+"""Measurements and counts behind the pages, which the site leaves out; links lead to them."""
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted(DOCS.glob("tutorials/*.py")), *NOTES]
 
 
 @pytest.fixture(scope="module")
@@ -90,15 +86,13 @@ def test_every_page_is_in_the_navigation() -> None:
     text = re.sub(r"!ENV ", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     named = set(re.findall(r"[\w/]+\.(?:md|py)\b", str(yaml.safe_load(text)["nav"])))
     there = {str(path.relative_to(DOCS)) for path in (*DOCS.rglob("*.md"), *DOCS.glob("tutorials/*.py"))}
-    assert named | OUTSIDE == there | MADE and not named & OUTSIDE
+    assert named == there | MADE
 
 
-@pytest.mark.parametrize("page", sorted(OUTSIDE))
-def test_a_page_outside_the_navigation_is_reached_by_a_link(page: str) -> None:
-    assert any(
-        f"]({page})" in text or f"/{page})" in text
-        for text in (other.read_text(encoding="utf-8") for other in PAGES if other.name != page)
-    )
+@pytest.mark.parametrize("note", NOTES, ids=lambda note: note.name)
+def test_a_page_leads_to_each_note(note: Path) -> None:
+    pages = (page.read_text(encoding="utf-8") for page in PAGES if page != note)
+    assert any(f"/{note.name}" in text or f"]({note.name}" in text for text in pages)
 
 
 def test_the_page_of_command_lines_is_what_they_say(site_pages: ModuleType) -> None:

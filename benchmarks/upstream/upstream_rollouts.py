@@ -224,7 +224,7 @@ class SyncCollector:
 
 
 class RolloutBuffer:
-    """The last rollout: a value, which ejax's collector makes (docs/defects.md, D3)."""
+    """The last rollout: a value, which ejax's collector makes (benchmarks/notes/defects.md, D3)."""
 
     def __init__(self, **sizes: Any) -> None:
         self.sizes = sizes
@@ -239,7 +239,7 @@ class RolloutBuffer:
 
 
 def evaluate_episodes(policy: Any, env: Any, num_episodes: int, device: str, seed: int) -> dict[str, float]:
-    """Evaluate by EmbodiChain's choice of episodes, which ejax offers as ``first_finished`` (docs/defects.md, H7)."""
+    """Evaluate by EmbodiChain's choice of episodes, ``first_finished`` in ejax (benchmarks/notes/defects.md, H7)."""
     action_dim = env.single_action_space.shape[0]
     vector, made = TorchVector(_Spaced(env, action_dim, seed)), _TorchPolicy(policy, action_dim, True)
     episodes = evaluate_host(made, vector, {}, seed, num_episodes=num_episodes, choice="first_finished")

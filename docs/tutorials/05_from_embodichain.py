@@ -68,8 +68,8 @@ print(f"{result.global_step:,} steps, success {result.last_train_metrics.get('ch
 # %% [markdown]
 # ## The exact numbers of a release
 #
-# ejax's defaults differ where EmbodiChain computes something that it does not mean to ([its defects](../defects.md)).
-# `compat` takes the release's own numbers, to compare with a training that you have:
+# ejax's defaults differ where EmbodiChain computes something that it does not mean to (its defects:
+# `benchmarks/notes/defects.md`). `compat` takes the release's own numbers, to compare with a training that you have:
 
 # %%
 as_released = load_config(FILE, ["compat=embodichain-0.3"], device="cpu")

@@ -88,4 +88,4 @@ print(f"largest difference: {np.abs(action - in_jax).max():.1e}")
 
 # %% [markdown]
 # `examples/deploy_torch.py` and `examples/deploy_onnx.py` are such processes, complete: they play the
-# episode in `episode.json`, of any task. More: [Torch](../torch.md), [the functions](../reference/interop.md).
+# episode in `episode.json`, of any task. More: [Export](../export.md), [the functions](../reference/interop.md).

@@ -21,7 +21,7 @@ from ejax.runtime.device import ON_CPU
 from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Key
 
-_MIN_COLUMN_NUMBERS = 2**20  # docs/measurement_log.md: no smaller minibatch gains in every release of jax
+_MIN_COLUMN_NUMBERS = 2**20  # benchmarks/notes/measurements.md: no smaller minibatch gains in every release of jax
 Activation = Literal["relu", "elu", "tanh", "gelu", "silu", "swish", "none"]
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -1,6 +1,6 @@
 """Warp in the program that XLA makes for a GPU: one call per control step, and no array copied for it.
 
-A call with in-out arrays, as MJX's, XLA since 0.11 may make twice, the readings lost: docs/upstream.
+A call with in-out arrays, as MJX's, XLA since 0.11 may make twice, the readings lost: benchmarks/notes.
 """
 
 import importlib.util

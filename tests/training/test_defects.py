@@ -1,4 +1,4 @@
-"""Defects of EmbodiChain that no other test rules out; docs/defects.md lists them all."""
+"""Defects of EmbodiChain that no other test rules out; benchmarks/notes/defects.md lists them all."""
 
 import importlib
 import inspect
@@ -168,7 +168,7 @@ def test_shipped_configs_evaluate_between_once_an_update_and_once_a_run(
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/config.md", "docs/data.md", "docs/host_envs.md", "docs/torch.md"]
+    "document", ["README.md", "docs/config.md", "docs/data.md", "docs/host_envs.md", "docs/export.md", "docs/torch.md"]
 )
 def test_what_a_document_names_exists_with_the_arguments_it_shows(document: str) -> None:
     """D14, D15, S10"""
