@@ -171,7 +171,7 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
     if not is_main_process():
         return 0
     last = result.last_train_metrics
-    # under the tags of evaluations, which are by the mode
+    # under the tags of evaluations, which are by the mean action
     sampled = ", ".join(f"{mode} {number(last[tag])}" for tag, mode in PAIRS.values() if tag in last)
     skipped = f"{result.skipped_updates:.4g} of {result.num_updates}, not finite"
     facts = {
@@ -180,7 +180,7 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
         **_evaluation(result.last_eval_metrics),
         f"best {config.trainer.best_eval_metric}": result.best_eval_value,
         **_of_fresh_episodes(result.fresh_eval_metrics, config.trainer.best_eval_metric),
-        "samples, in the last 100 episodes of training": sampled or None,
+        "sampled actions, last 100 training episodes": sampled or None,
         "skipped updates": skipped if result.skipped_updates else None,
         "without effect": "; ".join(idle_notes(config, result.global_step // max(result.num_updates, 1))) or None,
         "best checkpoint": result.best_checkpoint_path or "none",
@@ -208,8 +208,14 @@ def _print_facts(config: "RunConfig", result: Any, facts: dict[str, Any], of_eac
     summary({key: value for key, value in (shared | facts | last).items() if value is not None})
 
 
-def _evaluation(metrics: dict[str, float]) -> dict[str, float]:
-    return {tag: value for tag, value in metrics.items() if "/metrics/" not in tag}
+def _evaluation(metrics: dict[str, float]) -> dict[str, str | None]:
+    """Write the last evaluation in one line, as the training stands in another."""
+    from ejax.schema.messages import number
+
+    odd = ("nonfinite_episodes", "repeated_episodes", "unfinished_episodes")
+    shown = {tag.removeprefix("eval/"): value for tag, value in metrics.items() if "/metrics/" not in tag}
+    texts = [f"{name} {number(value)}" for name, value in shown.items() if value or not name.startswith(odd)]
+    return {"last evaluation": ", ".join(texts) or None}
 
 
 def _of_fresh_episodes(fresh: dict[str, dict[str, Any]], tag: str) -> dict[str, str]:

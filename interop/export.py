@@ -33,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from ejax.envs.actions import action_form
 from ejax.envs.check import clips_actions
 from ejax.envs.host.calls import HostEnvError, closing
+from ejax.logs.console import working
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.play.saved_policy import chosen_checkpoint, restore_policy
 from ejax.policies.normalize import acting_statistics
@@ -80,15 +81,10 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     trust_words(args.trust)
     try:
-        report = export_run(
-            args.run,
-            args.to,
-            None if args.formats is None else args.formats.split(","),
-            member=args.member,
-            checkpoint=args.checkpoint,
-            clipping=args.clip,
-            leapp=args.leapp,
-        )
+        options = {name: getattr(args, name) for name in ("member", "checkpoint", "clipping", "leapp")}
+        with working(f"exporting {args.run} to {args.to}"):
+            formats = None if args.formats is None else args.formats.split(",")
+            report = export_run(args.run, args.to, formats, **options)
     except ParityError as error:
         print("FAIL")
         return refused("ejax export", error, 1)

@@ -1,22 +1,23 @@
 """A run on the screen: a live view in a terminal or a notebook, plain lines everywhere else.
 
+A terminal has one table that stays in place: rollout, evaluation, train and time, with progress and the best so far.
 Plain lines have EmbodiChain's form, ``[train] step=… done=… left=… sps=… avgReward(100)=… avgLength(100)=…``, and then
-the update's own metrics as far as the line has room; at most one a second, and always the last. A notebook has the
-terminal's tables as HTML, in one output that is updated in place, and a curve.
+the update's own metrics as far as a short line has room; at most one a second, in a long run one per hundredth of its
+time so far, and always the last. A notebook has the terminal's table as HTML, updated in place, and a curve.
 """
 
 import io
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, TypeVar
 
-from rich.columns import Columns
+from rich.box import HORIZONTALS
 from rich.console import Console, Group, RenderableType
-from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -26,11 +27,13 @@ from ejax.logs.best import Best
 from ejax.schema.messages import duration, number
 from ejax.schema.plain_files import read_text
 
-_MAX_CELLS = 12
-_MAX_NAME = 20
-_MIN_VALUE = 10
+_Item = TypeVar("_Item")
+_MAX_ROWS = 12
+_HEAD_LINES = 5
+_COLUMNS = ((150, 4), (70, 2), (0, 1))
+"""Least width of a terminal -> blocks beside each other."""
 _REFRESH_HZ = 4
-_PLAIN_WIDTH = 160  # a log stays readable; metrics.jsonl has everything
+_PLAIN_WIDTH = 120  # a log stays readable; metrics.jsonl has everything
 _PLAIN_INTERVAL_S = 1.0  # a log file of millions of updates stays readable
 _HTML_WIDTH = 110
 _HTML_INTERVAL_S = 0.5  # each drawing goes through the kernel's socket
@@ -44,14 +47,28 @@ SHORT_NAME = {
     "charts/success_rate_avg_100": "success(100)",
 }
 """EmbodiChain's."""
-GROUPS = ("charts", "train", "rewards", "metrics", "eval")
+_ODD = ("skipped_", "nonfinite_episodes", "repeated_episodes", "unfinished_episodes")
+"""Counts that are of interest where they are not 0."""
+_FIRST = [*SHORT_NAME, "eval/avg_reward", "eval/avg_length", "eval/success_rate"]
+"""Tags that a person looks for, beside each other in rollout and evaluation."""
+BLOCKS = ("rollout", "evaluation", "train", "time")
+_BLOCK_OF = {"eval": "evaluation", "train": "train", "time": "time", "memory": "time"}
+"""A tag's first part -> its block; all others are of the rollout, as are ``charts/…``, but for the speed."""
 
 
 class Latest:
-    """The progress of a run, and its latest values. Other threads always see whole ones."""
+    """The progress of a run, and its latest values. Other threads always see whole ones.
 
-    def __init__(self, title: str, *, total_steps: int, start_step: int = 0) -> None:
+    Args:
+        watched: tag of the metric that decides which evaluation is the best.
+        acts: the action of evaluations: of choices it is no mean.
+    """
+
+    def __init__(
+        self, title: str, *, total_steps: int, start_step: int = 0, watched: str = "", acts: str = "mean action"
+    ) -> None:
         self.title, self.total_steps, self.step = title, total_steps, start_step
+        self.watched, self.acts = watched.removeprefix("eval/"), acts
         self.best: Best | None = None
         self._start_time = time.monotonic()
         self._first_write: tuple[int, float] | None = None
@@ -63,7 +80,8 @@ class Latest:
         self._last_write_time = time.monotonic()
         if self._first_write is None and step > self.step:
             self._first_write = (step, self._last_write_time)
-        self._values = {**self._values, **metrics}  # a new mapping: a drawing thread has the old one whole
+        total = {tag: self._values.get(tag, 0.0) + x for tag, x in metrics.items() if tag.startswith("time/")}
+        self._values = {**self._values, **metrics, **total}  # a new mapping: a drawing thread has the old one whole
         self.step = step
         self.best = best
         if any(tag.startswith("eval/") for tag in metrics):
@@ -82,14 +100,32 @@ class Latest:
         if not self.has_begun:
             return f"{elapsed}, waiting for the first update (compiling)"
         rate = self._values.get("charts/SPS", math.nan)
-        return f"{elapsed}  {self.time_left()} left{'' if math.isnan(rate) else f'  {rate:,.0f} steps/s'}"
+        return f"{elapsed}   ETA {self.time_left()}{'' if math.isnan(rate) else f'   {rate:,.0f} steps/s'}"
 
-    def fields(self, group: str) -> dict[str, str]:
-        tags = [tag for tag in self._values if tag.startswith(group + "/") and tag != "charts/SPS"]
-        fields = {SHORT_NAME.get(tag, tag.removeprefix(group + "/")): number(self._values[tag]) for tag in tags}
-        if group == "eval" and self._eval_step is not None:
-            return {"at step": f"{self._eval_step:,}", **fields}
-        return fields
+    def heads(self) -> dict[str, tuple[str, str]]:
+        """Return for each block its title and what its numbers are of."""
+        at = _at(self._eval_step, " at {:,}")
+        acts = {"rollout": "sampled actions", "evaluation": self.acts, "time": "since the start"}
+        return {block: (block + at * (block == "evaluation"), acts.get(block, "")) for block in BLOCKS}
+
+    def record(self) -> str:
+        """Name the best evaluation so far."""
+        if self.best is None:
+            return "no evaluation yet"
+        return f"best {self.watched} {number(self.best.value)}{_at(self.best.step, ' at step {:,}')}"
+
+    def blocks(self) -> dict[str, dict[str, str]]:
+        """Sort the latest values into the blocks of the table: block -> name -> text."""
+        found: dict[str, dict[str, str]] = {block: {} for block in BLOCKS}
+        values = self._values
+        for tag in sorted(values, key=lambda tag: [not tag.startswith(first) for first in _FIRST]):
+            value, (group, _, name) = values[tag], tag.partition("/")
+            if tag == "charts/SPS" or (value == 0.0 and name.startswith(_ODD)):
+                continue
+            name = SHORT_NAME.get(tag, name if group in _BLOCK_OF or group == "charts" else tag)
+            text = f"{value:.1f} s" if group == "time" else number(value)
+            found[_BLOCK_OF.get(group, "rollout")][name.removesuffix("_s").replace("_mib", " [MiB]")] = text
+        return found
 
     def time_left(self) -> str:
         """Return the time for the remaining steps at the rate since the first update, to leave compilation out."""
@@ -112,9 +148,15 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-def make_console(title: str, *, total_steps: int, start_step: int = 0, file: TextIO | None = None) -> View:
-    """Make the view that fits ``file`` (default: standard output): live in a terminal or a notebook, else plain."""
-    latest = Latest(title, total_steps=total_steps, start_step=start_step)
+def make_console(
+    title: str, *, total_steps: int, file: TextIO | None = None, start_step: int = 0, **shown: str
+) -> View:
+    """Make the view that fits ``file`` (default: standard output): live in a terminal or a notebook, else plain.
+
+    Args:
+        shown: ``watched`` and ``acts`` of ``Latest``.
+    """
+    latest = Latest(title, total_steps=total_steps, start_step=start_step, **shown)
     if file is None and in_notebook():
         return NotebookView(latest)
     file = file or sys.stdout
@@ -149,6 +191,38 @@ def summary(facts: Mapping[str, object], file: TextIO | None = None) -> None:
     terminal.print(_facts_table(facts))
 
 
+@contextmanager
+def working(what: str, total: int | None = None) -> Iterator[Callable[[], object]]:
+    """Show on a terminal, on standard error, that work of seconds is under way, and for how long. Elsewhere nothing.
+
+    Args:
+        total: parts of the work, or the most of them. None: it has none.
+
+    Yields:
+        A function to call when a part is done.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    terminal = Console(stderr=True)
+    hidden = not sys.stderr.isatty() or terminal.is_dumb_terminal
+    parts = () if total is None else (BarColumn(), MofNCompleteColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), *parts, TimeElapsedColumn())
+    # a line that is printed meanwhile stands above; what goes into a file must stay there
+    with Progress(
+        *columns, console=terminal, transient=True, disable=hidden, redirect_stdout=sys.stdout.isatty()
+    ) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda: progress.advance(task)
+
+
+def followed(items: Iterable[_Item], what: str, total: int | None = None) -> Iterator[_Item]:
+    """Yield the items, as parts of ``working``."""
+    with working(what, total) as advance:
+        for item in items:
+            yield item
+            advance()
+
+
 def _facts_table(facts: Mapping[str, object]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -163,7 +237,7 @@ class PlainView:
 
     def __init__(self, file: TextIO, latest: Latest, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._latest = file, latest
-        self._clock = clock
+        self._clock, self._began = clock, clock()
         self._next_line = -math.inf
         self._pending: dict[str, float] = {}
         self._pending_step = 0
@@ -196,12 +270,16 @@ class PlainView:
         rest = {tag.removeprefix("train/"): value for tag, value in own.items() if value != 0.0}  # nothing was skipped
         self._print("train", self._pending_step, first | rest)
         self._pending = {}
-        self._next_line = self._clock() + _PLAIN_INTERVAL_S
+        now = self._clock()
+        self._next_line = now + max(_PLAIN_INTERVAL_S, (now - self._began) / 100)
 
     def _print(self, label: str, step: int, fields: Mapping[str, float], end: str = "") -> None:
         line = f"[{label}] step={step}"
-        if label == "train":
-            line += f" done={self._latest.fraction:.0%} left={self._latest.time_left()}"
+        line += (
+            f" done={self._latest.fraction:.0%} left={self._latest.time_left()}"
+            if label == "train"
+            else f" {self._latest.acts}:"
+        )
         for i, (name, value) in enumerate(fields.items()):
             field, rest = f" {name}={number(value)}", f" … {len(fields) - i} more"
             if len(line + field + end) + (len(rest) if i < len(fields) - 1 else 0) > _PLAIN_WIDTH:
@@ -230,7 +308,7 @@ class LiveView:
 
     def _render(self) -> RenderableType:
         # The echo of ctrl-C must not wrap the last line: the next redraw would be a line too low.
-        return Constrain(_picture(self._latest), self._terminal.width - len("^C"))
+        return _picture(self._latest, self._terminal.width - len("^C"), self._terminal.height)
 
 
 class NotebookView:
@@ -274,7 +352,11 @@ class NotebookView:
     def _html(self) -> str:
         hidden = len(self._notes) - _MAX_NOTES
         notes = [*([f"… {hidden} more before"] if hidden > 0 else []), *self._notes[-_MAX_NOTES:]]
-        return _page(_as_html(_picture(self._latest)), _figure(self._rows), f"<pre>{escape(chr(10).join(notes))}</pre>")
+        return _page(
+            _as_html(_picture(self._latest, _HTML_WIDTH)),
+            _figure(self._rows),
+            f"<pre>{escape(chr(10).join(notes))}</pre>",
+        )
 
 
 def result_html(facts: Mapping[str, object], rows: Iterable[Mapping[str, float]]) -> str:
@@ -317,37 +399,39 @@ def _display(html: str) -> Callable[[str], object]:
     return lambda html: handle.update(HTML(html))
 
 
-def _picture(latest: Latest) -> RenderableType:
-    pace = Text(latest.pace(), style="" if latest.has_begun else "dim")
-    progress = Table.grid(padding=(0, 1), expand=True)
+def _picture(latest: Latest, width: int, height: int = 1000) -> RenderableType:
+    progress = Table.grid(padding=(0, 1))
     progress.add_column(no_wrap=True, overflow="ellipsis", max_width=30)
     progress.add_column(ratio=1, min_width=10)
     progress.add_column(justify="right", no_wrap=True)
     bar = ProgressBar(total=1.0, completed=latest.fraction)
     done = f"{latest.fraction:4.0%}  {latest.step:,}/{latest.total_steps:,}"
     progress.add_row(Text(latest.title, style="bold"), bar, done)
-    return Group(progress, pace, _groups(latest))
+    count = next(columns for least, columns in _COLUMNS if width >= least)
+    # a terminal has few rows, and one more would make the table scroll
+    rows = min(_MAX_ROWS, max(2, (height - _HEAD_LINES) // (len(BLOCKS) // count) - 2))
+    heads = latest.heads()
+    blocks = [_block(*heads[name], fields, rows) for name, fields in latest.blocks().items()]
+    table = Table.grid(padding=(0, 3), pad_edge=False, expand=True)
+    for _ in range(count):
+        table.add_column(ratio=1)  # all of one width: nothing jumps when a digit or a sign comes or goes
+    for first in range(0, len(blocks), count):
+        table.add_row(*blocks[first : first + count])
+    progress.width = table.width = width
+    pace = Text(latest.pace(), style="" if latest.has_begun else "dim", no_wrap=True, overflow="ellipsis")
+    return Group(progress, pace, Text(latest.record(), style="bold" if latest.best else "dim"), table)
 
 
-def _groups(latest: Latest) -> Table:
-    rows = {group: latest.fields(group) for group in GROUPS}
-    names = [name for fields in rows.values() for name in fields]
-    values = [value for fields in rows.values() for value in fields.values()]
-    # One width for all cells: the rows align, and nothing jumps when a digit or a sign comes or goes.
-    name_width = min(max(map(len, names), default=0), _MAX_NAME)
-    value_width = max([_MIN_VALUE, *map(len, values)])
-    table = Table.grid(padding=(0, 2), expand=True)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(ratio=1)
-    for group, fields in rows.items():
-        cells = [_cell(name, value, name_width, value_width) for name, value in fields.items()]
-        if len(cells) > _MAX_CELLS:  # a terminal has few rows
-            cells[_MAX_CELLS:] = [Text(f"… {len(cells) - _MAX_CELLS} more", style="dim")]
-        if cells:
-            table.add_row(group, Columns(cells, width=name_width + 1 + value_width, padding=(0, 2)))
-    if latest.best is not None:
-        table.add_row("best", number(latest.best.value) + _at(latest.best.step, " at step {:,}"))
-    return table
+def _block(title: str, acts: str, fields: Mapping[str, str], rows: int) -> Table:
+    block = Table(box=HORIZONTALS, show_edge=False, expand=True, padding=0, header_style="bold", border_style="dim")
+    block.add_column(title, style="cyan", no_wrap=True, overflow="ellipsis", ratio=1)
+    block.add_column(Text(acts, style="dim"), justify="right", no_wrap=True, min_width=1)
+    shown = list(fields.items())
+    if len(shown) > rows:
+        shown[rows - 1 :] = [(f"… {len(shown) - rows + 1} more", "")]
+    for field in shown or [("–", "")]:
+        block.add_row(*field)
+    return block
 
 
 def what_moved(history: Sequence[Mapping[str, float]]) -> str:
@@ -362,12 +446,6 @@ def what_moved(history: Sequence[Mapping[str, float]]) -> str:
 
 def _at(step: int | None, form: str) -> str:
     return "" if step is None else form.format(step)
-
-
-def _cell(name: str, value: str, name_width: int, value_width: int) -> Text:
-    if len(name) > name_width:
-        name = name[: name_width - 1] + "…"
-    return Text.assemble((name.ljust(name_width), "cyan"), f" {value:>{value_width}}", no_wrap=True)
 
 
 def _fact(value: object) -> str:

@@ -47,6 +47,7 @@ class MetricWriter(AbstractContextManager["MetricWriter"]):
         evaluates_again: the evaluation at ``update`` is written a second time: drop the first.
         quiet: without console and W&B, which the config may have.
         started: ``time.monotonic`` when the call began that trains. None: no session is recorded.
+        acts: the action of evaluations, as the console names it.
 
     Raises:
         FileExistsError: ``run_dir`` already has metrics, and the run is new.
@@ -65,11 +66,11 @@ class MetricWriter(AbstractContextManager["MetricWriter"]):
         evaluates_again: bool = False,
         quiet: bool = False,
         started: float | None = None,
+        acts: str = "mean action",
     ) -> None:
         trainer, log_dir, step = config.trainer, run_dir / "logs", update * rows
         name, resume_step = trainer.exp_name, None if is_new else step
-        # before any file is made
-        wandb = _import_wandb() if trainer.use_wandb and not quiet else None
+        wandb = _import_wandb() if trainer.use_wandb and not quiet else None  # before any file is made
         problems: list[str] = []
         with ExitStack() as stack:
             jsonl = log_dir / "metrics.jsonl"
@@ -82,8 +83,7 @@ class MetricWriter(AbstractContextManager["MetricWriter"]):
             if started is not None:
                 stack.callback(write_session, log_dir, time.time() - (time.monotonic() - started))
             self._log = stack.enter_context(MetricLog(jsonl))
-            # JSONL first: the others can be made from it
-            self._sinks: dict[str, _Write] = {str(jsonl): self._log.write}
+            self._sinks: dict[str, _Write] = {str(jsonl): self._log.write}  # first: the others can be made from it
             self._sinks["TensorBoard"] = _open_tensorboard(log_dir / name, resume_step, stack)
             if wandb is not None:
                 self._sinks["W&B"] = _open_wandb(wandb, log_dir, config, stack, resumes=not is_new)
@@ -91,7 +91,8 @@ class MetricWriter(AbstractContextManager["MetricWriter"]):
             if trainer.console and not quiet:
                 from ejax.logs.console import make_console  # brings the views and their tables
 
-                self._view = make_console(name, total_steps=trainer.num_updates * rows, start_step=step)
+                shown = {"watched": trainer.best_eval_metric, "acts": acts}
+                self._view = make_console(name, total_steps=trainer.num_updates * rows, start_step=step, **shown)
                 stack.callback(self._view.close)
             if not quiet:
                 note_losses(partial(write_note, log_dir))

@@ -43,12 +43,15 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _write_page(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, object]:
+    from ejax.logs.console import working
+
     taken = {name: options.pop(name) for name in ("member", "checkpoint", "device", "seed")}
     unheeded = [f"--{name.replace('_', '-')}" for name, x in options.items() if x != _parser().get_default(name)]
     if unheeded:
         raise ValueError(f"--web takes no {', '.join(unheeded)}: who opens the page has the keys and the mouse")
     page = import_late("interop.web.page")  # by its name: ejax imports nothing of interop
-    facts: dict[str, object] = page.write_page(args.run, args.web, args.wasm, args.overrides, taken)
+    with working(f"playing for {args.web}"):
+        facts: dict[str, object] = page.write_page(args.run, args.web, args.wasm, args.overrides, taken)
     return facts
 
 

@@ -20,6 +20,7 @@ from ejax.envs.host.calls import closing
 from ejax.envs.mujoco.drawing import choose_opengl
 from ejax.episodes import UNLIMITED, episodes, record_episodes
 from ejax.evaluation import count_episodes, evaluate, evaluate_host, evaluation_notes, summarize
+from ejax.logs.console import working
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import tile_frames, write_video
 from ejax.schema.messages import explain
@@ -83,11 +84,13 @@ def evaluate_run(
         policy, params = restore_policy(config, env, path)
         first_seed = config.trainer.eval_seed if seed is None else seed
         options: Any = {"num_episodes": num_episodes, "choice": choice, "samples": samples}
-        if isinstance(env, HostEnv):
-            with closing(env):
-                played = evaluate_host(policy, env, params, first_seed, **options)
-        else:
-            played = evaluate(policy, env, params, jax.random.key(first_seed), num_envs=num_envs, **options)
+        with working(f"{num_episodes:,} episodes of {config.env.id}"):
+            if isinstance(env, HostEnv):
+                with closing(env):
+                    played = evaluate_host(policy, env, params, first_seed, **options)
+            else:
+                key = jax.random.key(first_seed)
+                played = jax.block_until_ready(evaluate(policy, env, params, key, num_envs=num_envs, **options))
         metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(played).items())}
         for text in evaluation_notes(metrics, num_episodes):
             print(f"ejax evaluate: {text}", file=sys.stderr)
@@ -104,7 +107,8 @@ def evaluate_run(
             replace_file(report, to_json(facts, indent=2), directory.results)
             metrics["report"] = report
         if video is not None:
-            metrics |= _try_to_record(config, policy, env, params, first_seed, video, quarantine)
+            with working(f"filming {video}"):
+                metrics |= _try_to_record(config, policy, env, params, first_seed, video, quarantine)
         return metrics
 
 

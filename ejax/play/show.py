@@ -26,6 +26,7 @@ from ejax.envs.mujoco.viewer import Window
 from ejax.envs.terms.commands import Command, hold
 from ejax.episodes import episodes
 from ejax.evaluation import summarize
+from ejax.logs.console import followed
 from ejax.play.saved_policy import filmed, opened_policy, restore_policy
 from ejax.runtime.video import with_caption, write_video
 from ejax.schema.writing import by_product
@@ -333,6 +334,7 @@ def _film_outside(
         raise ValueError(f"{name} is stepped outside JAX and draws itself; give --video FILE")
     fps = env.frames_per_second
     frames = (with_caption(frame, stats.text) for frame in _until(begin(), stats, viewer, 1.0 / fps))
+    frames = followed(frames, f"filming {viewer.video}", env.max_episode_steps)
     return _film(viewer.video, frames, fps * viewer.speed)
 
 
@@ -357,10 +359,13 @@ def _show(
     seen = _until(steps, stats, viewer, period_of_action)
     frames = ((frame, "   ".join(filter(None, (caption_of(env, frame), stats.text)))) for frame in seen)
     if viewer.video is not None:
-        shown = list(frames)  # all of them first: the camera is to show all that moves
+        most = env.max_episode_steps and env.max_episode_steps * (viewer.episodes or 1)
+        # all of them first: the camera is to show all that moves
+        shown = list(followed(frames, f"playing {name}", most))
         states = jax.tree.map(lambda *x: jnp.stack(x), *(frame for frame, _ in shown))
         view = film_view(env, states, _SIZE[0] / _SIZE[1])
         pictures = (with_caption(env.render(frame, *_SIZE, view), text) for frame, text in shown)
+        pictures = followed(pictures, f"drawing {viewer.video}", len(shown))
         return _film(viewer.video, pictures, viewer.speed / period_of_action)
     with Window(str(asset), period_of_action, speed=viewer.speed, on_key=command.press) as window:
         # the mouse comes last, over the command and the blows

@@ -29,10 +29,12 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from ejax.logs.console import working
     from ejax.preflight.run import preflight
 
     options = {name: getattr(args, name) for name in ("target", "gpus", "hosts")}
-    found = preflight(str(args.config), args.overrides, **options)
+    with working(f"compiling {args.config}"):
+        found = preflight(str(args.config), args.overrides, **options)
     show(found, Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False))
     if args.json is not None:
         with by_product(str(args.json)):

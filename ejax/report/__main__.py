@@ -22,6 +22,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from ejax.logs.console import working
     from ejax.logs.json_records import FactsError
     from ejax.report.page import render_page
     from ejax.report.runs import Run, read_parity, runs_in
@@ -50,7 +51,8 @@ def _run(args: argparse.Namespace) -> int:
             if any(run.path.resolve() == other.path.resolve() for other in runs[:i]):
                 raise FactsError(f"{run.path} is given twice; name each run once")
         exports = {str(path): read_parity(path) for path in args.parity}
-        page = render_page(runs, exports, args.to.parent, left_out)
+        with working(f"drawing {len(runs)} runs"):
+            page = render_page(runs, exports, args.to.parent, left_out)
         replace_file(args.to, page.encode("utf-8", "backslashreplace"))  # names may be no text
     except (FactsError, OSError) as error:
         return refused("ejax report", error)

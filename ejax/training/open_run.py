@@ -102,7 +102,8 @@ class OpenRun:
         """Put the folder in order for a run that begins or continues here, and show every message of its start."""
         location, directory, config = self.location, self.directory, self.config
         update, rows = self.update, self.cadence.rows
-        writer = self.writer(directory.path, config, self.meta, started=self.started)
+        acts = "mean action" if hasattr(self.parts.env.action_space, "low") else "most likely action"
+        writer = self.writer(directory.path, config, self.meta, started=self.started, acts=acts)
         beyond = schedule_note(config.algorithm.cfg, update, config.trainer.num_updates)
         for text in filter(None, (*location.alarms, beyond)):
             writer.alarm(text)

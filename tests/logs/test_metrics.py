@@ -17,7 +17,7 @@ from tiny import tiny
 
 from ejax.config import parse_config
 from ejax.logs.best import Best
-from ejax.logs.console import Latest, LiveView, PlainView, make_console, summary
+from ejax.logs.console import Latest, LiveView, PlainView, followed, make_console, summary
 from ejax.logs.metrics import MetricWriter
 from ejax.schema.frozen import with_value
 from ejax.schema.messages import duration
@@ -181,7 +181,7 @@ def test_plain_lines_have_the_form_of_embodichain(tmp_path: Path, capsys: pytest
     ]
 
 
-def test_plain_train_lines_give_the_share_done_and_the_time_left_and_stay_within_160_characters() -> None:
+def test_plain_train_lines_give_the_share_done_and_the_time_left_and_stay_within_120_characters() -> None:
     file, many = io.StringIO(), {f"train/a_rather_long_name_{i}": float(i + 1) for i in range(20)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ejax.logs.console.time.monotonic", lambda: now)
@@ -194,7 +194,7 @@ def test_plain_train_lines_give_the_share_done_and_the_time_left_and_stay_within
     assert first.startswith("[train] step=100 done=10% left=-:--:-- sps=10 a_rather_long_name_0=1 ")
     assert second.startswith("[train] step=200 done=20% left=0:01:20 sps=10 ")
     shown = second.count("a_rather_long_name_")
-    assert 100 < len(second) <= 160 and second.endswith(f" … {20 - shown} more")
+    assert 60 < len(second) <= 120 and second.endswith(f" … {20 - shown} more")
 
 
 def test_plain_train_lines_come_at_most_once_a_second_and_always_at_the_end() -> None:
@@ -222,8 +222,8 @@ def test_plain_eval_lines_always_come_after_what_was_pending() -> None:
     assert file.getvalue().splitlines() == [
         "[train] step=1 done=100% left=0:00:00 loss=1",
         "[train] step=2 done=100% left=0:00:00 loss=0.5",
-        "[eval] step=2 avg_reward=3 success_rate=nan best=4@1",
-        "[eval] step=2 avg_reward=2",
+        "[eval] step=2 mean action: avg_reward=3 success_rate=nan best=4@1",
+        "[eval] step=2 mean action: avg_reward=2",
     ]
 
 
@@ -234,28 +234,61 @@ def test_output_that_is_no_terminal_is_plain_even_when_colour_is_forced(
     assert isinstance(make_console("probe", total_steps=1, file=io.StringIO()), PlainView)
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_the_live_view_shows_progress_losses_evaluation_and_best_within_the_width(width: int) -> None:
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=width, height=50, color_system=None)
-    view = LiveView(terminal, Latest("probe", total_steps=100))
-    view.write(50, TRAIN, None)
+@pytest.mark.parametrize(("width", "height", "beside"), [(60, 30, 1), (80, 24, 2), (200, 24, 4)])
+def test_the_live_view_has_four_blocks_beside_each_other_and_fits_the_terminal(
+    width: int, height: int, beside: int
+) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
+    view = LiveView(terminal, Latest("probe", total_steps=100, watched="eval/avg_reward"))
+    view.write(50, TRAIN | {"time/collect_s": 1.0, "memory/host_peak_mib": 760.0}, None)
     view.write(50, {"eval/avg_reward": 3.25, "eval/success_rate": 0.75}, Best(value=4.5, step=25))
+    view.write(60, {"time/collect_s": 1.5, **{f"train/loss_{i}": 1.0 for i in range(20)}}, Best(value=4.5, step=25))
     view.note("[saved]")
     view.close()
     final = terminal.file.getvalue().split("\x1b[2K")[-1]
     shown = [line for line in final.splitlines() if not line.startswith("\x1b")]
     for text in (
-        "50/100",
+        "60%  60/100",
+        "ETA",
         "1,000 steps/s",
-        "avgReward(100)",
         "policy_loss",
-        "3.25",
         "0.75",
-        "4.5 at step 25",
+        "best avg_reward 4.5 at step 25",
+        "2.5 s",
     ):
         assert text in final
     assert "[saved]" in terminal.file.getvalue()
-    assert max(map(len, shown)) <= width
+    assert max(map(len, shown)) <= width and len(shown) <= height and "… " in final
+    heads = [line for line in shown if any(block in line for block in ("sampled actions", "mean action", "since the"))]
+    assert len(heads) == {1: 3, 2: 2, 4: 1}[beside]
+    rows = [line for line in shown if "avgReward(100)" in line]
+    assert beside == 1 or "3.25" in rows[0], "an evaluation stands beside the training"
+
+
+def test_work_of_seconds_is_shown_on_a_terminal_alone_and_its_output_goes_where_it_belongs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(followed([1, 2], "drawing a.mp4", 2)) == [1, 2] and capsys.readouterr() == ("", "")
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    for item in followed([1, 2], "drawing a.mp4", 2):
+        print(item)
+    assert capsys.readouterr().out == "1\n2\n"
+    assert "drawing a.mp4" in terminal.getvalue() and "/2" in terminal.getvalue()
+
+
+def test_plain_lines_become_rare_in_a_long_run_and_name_the_action_of_evaluations() -> None:
+    now, file = 0.0, io.StringIO()
+    view = PlainView(file, Latest("probe", total_steps=40_000, acts="most likely action"), clock=lambda: now)
+    for step in range(1, 40_000):  # one a second, for 11 hours
+        now = float(step)
+        view.write(step, {"charts/SPS": 1.0}, None)
+    view.write(40_000, {"eval/avg_reward": 1.0}, None)
+    *lines, last = file.getvalue().splitlines()
+    assert 100 * math.log(400) < len(lines) < 200 + 100 * math.log(400)
+    assert last == "[eval] step=40000 most likely action: avg_reward=1"
 
 
 def test_the_summary_is_plain_lines_when_piped() -> None:
