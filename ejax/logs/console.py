@@ -29,7 +29,7 @@ from ejax.schema.plain_files import read_text
 
 _Item = TypeVar("_Item")
 _MAX_ROWS = 12
-_HEAD_LINES = 5
+_HEAD_LINES, _GAP = 5, 3
 _COLUMNS = ((150, 4), (70, 2), (0, 1))
 """Least width of a terminal -> blocks beside each other."""
 _REFRESH_HZ = 4
@@ -412,12 +412,12 @@ def _picture(latest: Latest, width: int, height: int = 1000) -> RenderableType:
     rows = min(_MAX_ROWS, max(2, (height - _HEAD_LINES) // (len(BLOCKS) // count) - 2))
     heads = latest.heads()
     blocks = [_block(*heads[name], fields, rows) for name, fields in latest.blocks().items()]
-    table = Table.grid(padding=(0, 3), pad_edge=False, expand=True)
-    for _ in range(count):
-        table.add_column(ratio=1)  # all of one width: nothing jumps when a digit or a sign comes or goes
+    table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
+    for _ in range(count):  # all of one width: nothing jumps when a digit or a sign comes or goes
+        table.add_column(width=(width + _GAP) // count - _GAP)
     for first in range(0, len(blocks), count):
         table.add_row(*blocks[first : first + count])
-    progress.width = table.width = width
+    progress.width = width
     pace = Text(latest.pace(), style="" if latest.has_begun else "dim", no_wrap=True, overflow="ellipsis")
     return Group(progress, pace, Text(latest.record(), style="bold" if latest.best else "dim"), table)
 

@@ -334,8 +334,8 @@ def _film_outside(
         raise ValueError(f"{name} is stepped outside JAX and draws itself; give --video FILE")
     fps = env.frames_per_second
     frames = (with_caption(frame, stats.text) for frame in _until(begin(), stats, viewer, 1.0 / fps))
-    frames = followed(frames, f"filming {viewer.video}", env.max_episode_steps)
-    return _film(viewer.video, frames, fps * viewer.speed)
+    shown = followed(frames, f"filming {viewer.video}", env.max_episode_steps)
+    return _film(viewer.video, shown, fps * viewer.speed)
 
 
 def _show(
@@ -365,8 +365,8 @@ def _show(
         states = jax.tree.map(lambda *x: jnp.stack(x), *(frame for frame, _ in shown))
         view = film_view(env, states, _SIZE[0] / _SIZE[1])
         pictures = (with_caption(env.render(frame, *_SIZE, view), text) for frame, text in shown)
-        pictures = followed(pictures, f"drawing {viewer.video}", len(shown))
-        return _film(viewer.video, pictures, viewer.speed / period_of_action)
+        drawn = followed(pictures, f"drawing {viewer.video}", len(shown))
+        return _film(viewer.video, drawn, viewer.speed / period_of_action)
     with Window(str(asset), period_of_action, speed=viewer.speed, on_key=command.press) as window:
         # the mouse comes last, over the command and the blows
         patches.append(lambda state: add_velocity(state, window.velocity_change(period)))
