@@ -7,7 +7,7 @@ python benchmarks/reports.py FOLDER --json now.json --before was.json # beside t
 Each is a folder with ``repro.py`` or ``run.sh``, run in a process whose path begins with ``_common`` beside it, whose
 ``$OUT`` is an empty folder, ``$PY`` the interpreter, ``$EJAX`` this repository. A line ``VERDICT: RIGHT``, ``REFUSED``,
 ``INFO`` or ``WRONG``, with words behind it, says what came out; of several the worst counts. Exit status 1: one is
-WRONG, or ended without a verdict. How to add one: docs/reports.md.
+WRONG, or ended without a verdict. How to add one: tests/reports/README.md.
 """
 
 import argparse

@@ -39,6 +39,13 @@ def test_the_task_on_the_front_page_is_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert check_env(env, num_steps=20).startswith("Lamp fits")
 
 
+def test_the_gymnasium_environment_of_the_manual_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (EXAMPLES / "gym_reach.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert f"```python\n{text}```" in (EXAMPLES.parent / "docs" / "gymnasium.md").read_text(encoding="utf-8")
+    checker = pytest.importorskip("gymnasium.utils.env_checker")
+    checker.check_env(load("gym_reach", monkeypatch).Reach(), skip_render_check=True)
+
+
 @pytest.mark.slow
 def test_stable_baselines3_trains_on_a_task_of_ejax(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("stable_baselines3")

@@ -1,4 +1,4 @@
-"""Reports of users: each input of ``reports/`` is right, or refused by a text that helps (docs/reports.md)."""
+"""Reports of users: each input of ``reports/`` is right, or refused by a text that helps (reports/README.md)."""
 
 import json
 import sys

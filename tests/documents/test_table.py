@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs/coming_from/documents.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "benchmarks/notes/embodichain_documents.md").read_text(encoding="utf-8")
 ROWS = [row for row in re.findall(r"^\| (.+) \| (.+) \| (.+) \|$", TEXT, re.M) if row[2] != "state"]
 
 
