@@ -17,11 +17,9 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from ejax.numerics.platforms import by_platform
-from ejax.runtime.device import ON_CPU
 from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Key
 
-_MIN_COLUMN_NUMBERS = 2**20  # benchmarks/notes/measurements.md: no smaller minibatch gains in every release of jax
 Activation = Literal["relu", "elu", "tanh", "gelu", "silu", "swish", "none"]
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -88,29 +86,23 @@ class MLP(nn.Module):
             raise ValueError(f"output_dim must be a size or a shape of sizes of at least 1, got {self.output_dim}")
         if self.input_dim not in (None, x.shape[-1]):
             raise ValueError(f"the MLP was made for {self.input_dim} inputs, got {x.shape[-1]}: x is {list(x.shape)}")
-        gains, narrow, num_inputs, weights = c.orthogonal_init, _stores_bfloat16(), x.shape[-1], []
+        gains, narrow = c.orthogonal_init, _stores_bfloat16()
         for i, size in enumerate((*c.hidden_sizes, math.prod(shape))):
-            gain = gains[i] if isinstance(gains, tuple) else gains
-            weights.append(_Linear(size, gain, name=f"linear_{i}")(num_inputs))
-            num_inputs = size
-        if not (c.use_layernorm or c.dropout_p) and _pays_rows_last(x, c.hidden_sizes):
-            x = _rows_last(x, weights, ACTIVATIONS[c.activation])
-        else:
-            for i, (kernel, bias) in enumerate(weights):
-                is_last = i == len(c.hidden_sizes)
-                if narrow:
-                    x = _narrow_product(i == 0, is_last, x, kernel)
-                else:
-                    x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
-                    x = dense_product(x, kernel)
-                x = x + widen(bias, x)
-                if is_last:  # the output has no norm, activation or dropout of a hidden layer
-                    break
-                if c.use_layernorm:
-                    x = nn.LayerNorm(epsilon=1e-5, name=f"layernorm_{i}")(x)  # torch's epsilon
-                x = ACTIVATIONS[c.activation](x.astype(jnp.bfloat16) if narrow else x)
-                if c.dropout_p > 0.0 and dropout_seed is not None:
-                    x = consistent_dropout(x, dropout_seed, layer=i, p=c.dropout_p)
+            is_last, gain = i == len(c.hidden_sizes), gains[i] if isinstance(gains, tuple) else gains
+            kernel, bias = _Linear(size, gain, name=f"linear_{i}")(x.shape[-1])
+            if narrow:
+                x = _narrow_product(i == 0, is_last, x, kernel)
+            else:
+                x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
+                x = dense_product(x, kernel)
+            x = x + widen(bias, x)
+            if is_last:  # the output has no norm, activation or dropout of a hidden layer
+                break
+            if c.use_layernorm:
+                x = nn.LayerNorm(epsilon=1e-5, name=f"layernorm_{i}")(x)  # torch's epsilon
+            x = ACTIVATIONS[c.activation](x.astype(jnp.bfloat16) if narrow else x)
+            if c.dropout_p > 0.0 and dropout_seed is not None:
+                x = consistent_dropout(x, dropout_seed, layer=i, p=c.dropout_p)
         x = ACTIVATIONS[c.last_activation](x) if c.last_activation else x
         return x if isinstance(self.output_dim, int) else x.reshape(*x.shape[:-1], *shape)
 
@@ -218,7 +210,7 @@ _narrow.defvjp(lambda x, w, dtype: (_narrow(x, w, dtype), (x, w)), _narrow_backw
 
 @jax.custom_vjp
 def _product(x: Array, w: Array) -> Array:
-    """Compute x·w, whose xᵀ·dy transposes x in memory on a CPU; XLA's own product over both first axes is slow."""
+    """Compute x·w, whose xᵀ·dy transposes x or dy in memory on a CPU; XLA's product over both first axes is slow."""
     return jnp.matmul(x, w, precision=own_precision(x))
 
 
@@ -230,47 +222,21 @@ def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array,
     def plain(x: Array, dy: Array) -> Array:
         return jnp.matmul(x.T, dy, precision=precision)
 
-    def transposed(x: Array, dy: Array) -> Array:
+    def transposing_x(x: Array, dy: Array) -> Array:
         # in a separate call, or XLA folds it into the product, or into what makes x: strides of rows miss the cache
         with set_xla_metadata(inlineable="false"):
             transpose = jax.jit(jnp.transpose)(x)
         return jnp.matmul(transpose, dy, precision=precision)
 
-    on_cpu = transposed if w.shape[-1] > 1 else plain  # for one column the product is a matrix times a vector: fast
+    def transposing_dy(x: Array, dy: Array) -> Array:
+        # behind a barrier, or XLA makes xᵀ·dy of it
+        return jax.lax.optimization_barrier(transposing_x(dy, x)).T
+
+    on_cpu = transposing_dy if w.shape[1] < w.shape[0] else transposing_x  # the narrower of both is copied
     return jnp.matmul(dy, w.T, precision=precision), by_platform(cpu=on_cpu, gpu=plain)(rows, dy_rows)
 
 
 _product.defvjp(lambda x, w: (_product(x, w), (x, w)), _product_backward)
-
-
-def _pays_rows_last(x: Array, hidden_sizes: tuple[int, ...]) -> bool:
-    """Return whether a CPU computes this minibatch faster as columns: from 4,096 rows of 256 numbers on."""
-    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time
-    on_cpu = jax.default_backend() == "cpu" if precision is None else precision == ON_CPU
-    if not on_cpu or x.ndim != 2 or not isinstance(x.shape[0], int):  # of an export any number of rows
-        return False
-    return x.shape[0] * max(hidden_sizes, default=0) >= _MIN_COLUMN_NUMBERS
-
-
-def _rows_last(x: Array, weights: list[tuple[Array, Array]], activation: Callable[[Array], Array]) -> Array:
-    """Evaluate all layers with a row as a column: XLA is faster at xᵀ·dy over columns."""
-    x = x.T
-    for i, (kernel, bias) in enumerate(weights):
-        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
-        x = _product_of_columns(x, kernel) + bias[:, None]
-        x = x if i == len(weights) - 1 else activation(x)
-    return x.T
-
-
-@jax.custom_vjp
-def _product_of_columns(x: Array, w: Array) -> Array:
-    """Compute wᵀ·x, [F, N], of x [I, N]; the small w is transposed in memory, or XLA folds it into a slower product."""
-    return jnp.matmul(jax.lax.optimization_barrier(w.T), x)
-
-
-_product_of_columns.defvjp(
-    lambda x, w: (_product_of_columns(x, w), (x, w)), lambda residuals, dy: (residuals[1] @ dy, residuals[0] @ dy.T)
-)
 
 
 def consistent_dropout(x: Array, seed: Array, *, layer: int, p: float) -> Array:

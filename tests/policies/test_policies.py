@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-import ejax.policies.mlp
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.config import RunConfig
 from ejax.distributions import ActionSpec, Normal, action_spec
@@ -36,7 +35,6 @@ from ejax.policies.observations import flatten_observation, select_observation, 
 from ejax.policies.recurrence import MemoryConfig, Recurrence
 from ejax.policies.vision import VisionPolicy
 from ejax.rollout import reset, unroll
-from ejax.runtime.device import matmul_precision
 from ejax.types import Params, make_train_state
 
 SMALL = NetworkConfig(hidden_sizes=(8, 6), activation="tanh")
@@ -497,26 +495,14 @@ def test_one_nan_in_a_rollout_does_not_end_a_training() -> None:
     assert skipped == [2.0, 0.0, 0.0]  # that environment started again at once
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(), (8,), (16, 8)])
-def test_a_large_minibatch_is_computed_as_columns_with_the_same_numbers(
-    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mlp = MLP(NetworkConfig(hidden_sizes=sizes, activation="elu", last_activation="tanh"), (2, 3))
-    x = jax.random.normal(jax.random.key(0), (64, 5))
-    params = mlp.init(jax.random.key(1), x)
-
-    value_and_grad = jax.value_and_grad(lambda params, x: jnp.square(mlp.apply(params, x)).sum(), argnums=(0, 1))
-    calls, make = [], ejax.policies.mlp._rows_last
-    monkeypatch.setattr("ejax.policies.mlp._rows_last", lambda *args: calls.append(1) or make(*args))
-    plain = value_and_grad(params, x)
-    assert not calls  # 64 rows are few
-    monkeypatch.setattr("ejax.policies.mlp._MIN_COLUMN_NUMBERS", 0)
-    chex.assert_trees_all_close(value_and_grad(params, x), plain, rtol=1e-5, atol=1e-6)
-    assert calls == [1]
-    with matmul_precision("float32", "cuda"):  # a program for a GPU, which may be traced on a CPU
-        value_and_grad(params, x)
-    assert calls == [1]
+@pytest.mark.parametrize("width", [1, 8, 40])
+def test_a_gradient_of_weights_copies_the_narrower_side_alone(width: int) -> None:
+    x, w = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(96, 24), (24, width)]))
+    value_and_grad = jax.jit(jax.value_and_grad(lambda w, x: jnp.sin(dense_product(jnp.tanh(x), w)).sum()))
+    reference = jax.value_and_grad(lambda w, x: jnp.sin(jnp.tanh(x) @ w).sum())
+    chex.assert_trees_all_close(value_and_grad(w, x), reference(w, x), rtol=1e-5, atol=1e-5)
+    made = re.findall(r"= f32\[(\d+),96\]", value_and_grad.lower(w, x).compile().as_text())  # columns: transposes
+    assert set(made) == {str(min(width, 24))}
 
 
 def test_keys_with_dots_are_named_as_they_are() -> None:
