@@ -25,6 +25,7 @@ from ejax.envs.locomotion.robots import Foot, Imu, JointDrives, LeggedRobot, Sha
 from ejax.envs.task.entities import per_joint
 from ejax.envs.task.terms import Shaping, Term
 from ejax.envs.terms.commands import CommandRanges, NumberRange, check_range
+from ejax.envs.terms.curricula import Part, Stages
 from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.schema.frozen import freeze
 from ejax.schema.messages import did_you_mean
@@ -37,7 +38,7 @@ Record = TypeVar("Record", bound="DataclassInstance")
 _FOLDER = Path(__file__).parents[1] / "assets" / "robots"
 _OMEGA = 2.0 * math.pi * 10.0
 _ZETA = 2.0
-_AXES = ("x", "y", "z", "roll", "pitch", "yaw")
+AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +57,6 @@ class Push:
         for field in fields(self):
             check_range(f"push.{field.name}", getattr(self, field.name), positive=field.name == "interval")
 
-    @property
-    def ranges(self) -> tuple[NumberRange, ...]:
-        return tuple(getattr(self, axis) for axis in _AXES)
-
 
 @dataclass(frozen=True, kw_only=True)
 class VelocityTask:
@@ -73,6 +70,8 @@ class VelocityTask:
     encoder_bias: float  # rad: half the width of the joint positions' error, drawn for an episode
     rewards: Mapping[str, Mapping[str, Any]]
     push: Push | None = None
+    curriculum: Mapping[str, Stages] = FrozenDict()
+    """Name -> stages of the command's, the push's or the rewards' numbers."""
     drop: NumberRange = (0.0, 0.0)  # m: how much higher than at rest an episode starts
     spread: float = 0.5  # m: an episode starts at x and y within ± this
     turn: float = math.pi  # rad: an episode starts looking within ± this of the world's x
@@ -81,6 +80,12 @@ class VelocityTask:
     phase_period: float = 0.6  # s, of the gait that is observed
     timestep: float = 0.005  # s, of a physics step
     sim_steps_per_control: int = 4
+
+    def numbers(self, part: Part) -> Mapping[str, Any]:
+        """Numbers of a part, by name, as a curriculum finds them; weights of rewards are per second."""
+        if part == "rewards":
+            return {name: spec["weight"] for name, spec in self.rewards.items()}
+        return vars(self.command if part == "command" else self.push or Push())
 
     def terms(self, control_period: float) -> tuple[Term, ...]:
         """List all terms: rewards weighted for a control step, s; observations, by their group as path; ends."""
@@ -107,10 +112,12 @@ def change_task(
     rewards: Mapping[str, Any],
     noise: Mapping[str, Any],
     push: Mapping[str, Any] | None,
+    curriculum: Mapping[str, Any] | None,
 ) -> VelocityTask:
     """Change numbers of the task; what is not named stays. ``rewards``: term -> {weight, parameter: …}; weight 0 takes
-    the term out. ``push`` None: no pushes; empty: the task's. Raises ValueError: an unknown name, or a value that
-    cannot be."""
+    the term out. ``push`` None: no pushes; empty: the task's. ``curriculum``: name -> ``Stages``, None: not this one;
+    of the task's own, those of numbers that are given here are left out. Raises ValueError: an unknown name, or a value
+    that cannot be."""
     check_names("noise", noise, task.actor)
     if wrong := [name for name, change in rewards.items() if not isinstance(change, Mapping)]:
         raise ValueError(f"rewards.{wrong[0]} must be {{weight: …, parameter: …}}, got {rewards[wrong[0]]!r}")
@@ -118,13 +125,55 @@ def change_task(
     kept = {name: spec for name, spec in {**task.rewards, **merged}.items() if spec.get("weight")}
     for name, spec in {**kept, **{name: rewards[name] for name in rewards.keys() - kept}}.items():
         _check_reward(task.robot, name, spec)
-    return replace(
+    changed = replace(
         task,
         command=_changed("command", task.command, command),
         rewards=freeze(kept),
         noise=FrozenDict({**task.noise, **noise}),
         push=_changed("push", task.push or Push(), push) if push else None if push is None else task.push,
+        curriculum=FrozenDict(),
     )
+    if curriculum is None:
+        return changed
+    given = {"command": command, "rewards": rewards, "push": vars(Push()) if push is None else push}
+    own = {name: each for name, each in task.curriculum.items() if each.names.isdisjoint(given[each.of])}
+    return with_curriculum(changed, {**own, **curriculum}, "curriculum")
+
+
+def with_curriculum(task: VelocityTask, curriculum: Mapping[str, Any], where: str) -> VelocityTask:
+    """Add curricula by name: ``Stages``, their table, or None for none of this name. Raises ValueError: stages that
+    cannot be, of numbers that the task has not, or of one number in two curricula."""
+    made: dict[str, Stages] = {}
+    changes: dict[tuple[str, str], str] = {}
+    for name, table in curriculum.items():
+        if table is None or table is False:
+            continue
+        try:
+            stages = table if isinstance(table, Stages) else _filled(Stages, table, "it")
+            made[name] = _checked(task, stages)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}.{name}: {error}") from error
+        for number in sorted(stages.names):
+            if (other := changes.setdefault((stages.of, number), name)) != name:
+                raise ValueError(f"{where}.{name}: {number} changes in {other} already; keep one of them")
+    return replace(task, curriculum=FrozenDict(made))
+
+
+def _checked(task: VelocityTask, stages: Stages) -> Stages:
+    if stages.of == "push" and task.push is None:
+        raise ValueError("there are no pushes; give push")
+    own = task.numbers(stages.of)
+    changes = [{name: x for name, x in stage.items() if name != "step"} for stage in stages.stages]
+    if stages.of == "rewards":
+        for change in changes:
+            check_names("rewards", change, own)
+            if wrong := [f"{name}: {x!r}" for name, x in change.items() if not _is_number(x)]:
+                raise ValueError(f"stages of rewards are weights, numbers; got {wrong[0]}")
+    else:
+        record: Any = task.command if stages.of == "command" else task.push
+        for change in changes:
+            _changed(stages.of, record, change)
+    return stages
 
 
 def check_names(where: str, given: Iterable[str], allowed: Collection[str]) -> None:
@@ -153,11 +202,15 @@ def _changed(where: str, old: Record, given: Mapping[str, Any]) -> Record:
         pair = isinstance(getattr(old, name), tuple)
         numbers = value if isinstance(value, list | tuple) else [value]
         fits = isinstance(value, list | tuple) == pair and len(numbers) == 1 + pair
-        if not fits or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers):
+        if not fits or not all(map(_is_number, numbers)):
             wanted = "two numbers, [lowest, highest]" if pair else "a number"
             raise ValueError(f"{where}.{name} must be {wanted}, got {value!r}")
         new[name] = tuple(map(float, numbers)) if pair else float(value)
     return replace(old, **new)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
 
 
 @functools.cache
@@ -180,10 +233,11 @@ def read_task(path: Path) -> VelocityTask:
     for name, kind in kinds.items():
         if isinstance(task.get(name), dict):
             task[name] = _filled(kind, task[name], f"{path}: task.{name}")
+    curriculum = task.pop("curriculum", {})
     # after merging: a robot that is like another leaves its terms out by weight 0
     rewards = {name: spec for name, spec in task.get("rewards", {}).items() if spec.get("weight")}
     made = {**task, "robot": _robot(path, table), "rewards": rewards}
-    return _filled(VelocityTask, made, f"{path}: task")
+    return with_curriculum(_filled(VelocityTask, made, f"{path}: task"), curriculum, f"{path}: task.curriculum")
 
 
 def _tables(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -14,7 +14,7 @@ from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.description import Feature
-from ejax.envs.locomotion.catalog import Push, VelocityTask, change_task, robot_names, velocity_task
+from ejax.envs.locomotion.catalog import AXES, Push, VelocityTask, change_task, robot_names, velocity_task
 from ejax.envs.locomotion.model import LeggedModel, Terrain, height_below, make_legged_model
 from ejax.envs.locomotion.motion import (
     FootTimers,
@@ -28,13 +28,14 @@ from ejax.envs.locomotion.motion import (
 from ejax.envs.locomotion.robots import FILE, robot_file
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
-from ejax.envs.task.terms import Term, observe_all
+from ejax.envs.task.terms import Outcome, Term, observe_all, total
 from ejax.envs.task.world import World
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.commands import Command
+from ejax.envs.terms.curricula import Part, Progress
 from ejax.envs.terms.legged import LeggedState, LeggedWorld, describe_terms
 from ejax.schema.plain_files import expanded
-from ejax.types import Array, Key
+from ejax.types import Array, Key, PyTree, Timestep
 
 
 @struct.dataclass(kw_only=True)
@@ -49,6 +50,7 @@ class VelocityState:
     swing_peak: Array  # [F], m: the greatest height since the last landing
     push_in: Array  # Control steps until the next push, int32
     episode_step: Array  # Control steps done, int32
+    progress: PyTree = ()  # ``Progress`` of a task with a curriculum, which outlasts the episode
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,18 @@ class VelocityRL(PhysicsTask):
     has two parts, ``policy`` with noise and ``critic`` without, with contacts too. Terminated:
     ``VelocityTask.terminations``. Truncated: the time limit, or a rough field's edge. There is no success.
 
+    Numbers that a curriculum changes are those of the stage after the control step: its command, push and rewards.
+
     Differs from EmbodiChain: rewards are for the command that was acted on, for Go1 as for G1; the encoders' bias is
-    drawn for each episode; sensors of contact lag one physics step; commands stay at the curriculum's first stage.
+    drawn for each episode; sensors of contact lag one physics step.
 
     Args:
         robot: ``quadruped`` (ours), or one whose links are a package's file or yours, see docs/locomotion.md.
         model: path of an MJCF or URDF with the robot's links. None: the one that is known.
         command, push, terrain: changes of ``CommandRanges``, ``Push`` (None: no pushes) and ``Terrain``.
         rewards: changes of the task's rewards: term -> {weight, parameter: …}; weight 0 takes a term out.
+        curriculum: name -> {of, by, stages}, see ``ejax.envs.terms.curricula``; null: not this one of the task's. Those
+            of numbers that ``command``, ``push`` or ``rewards`` give are out. None: no curriculum.
         noise: changes of the noise on observations: term -> half its width.
         encoder_bias: rad; None: the task's.
         sim_steps_per_control: physics steps, of the task's length. None: as many as make 0.02 s.
@@ -82,6 +88,7 @@ class VelocityRL(PhysicsTask):
     max_episode_steps: int = 1000
     command: Mapping[str, Any] = FrozenDict()
     rewards: Mapping[str, Any] = FrozenDict()
+    curriculum: Mapping[str, Any] | None = FrozenDict()
     noise: Mapping[str, Any] = FrozenDict()
     encoder_bias: float | None = None
     push: Mapping[str, Any] | None = FrozenDict()
@@ -144,19 +151,50 @@ class VelocityRL(PhysicsTask):
 
     def start(self, key: Key) -> VelocityState:
         task, robot, bias = self.task, self.task.robot, self.task.encoder_bias
-        key_place, key_command, key_push, key_bias = jax.random.split(key, 4)
+        key_place, key_command, key_push, key_bias = self._keys_of_start(key)
+        progress = Progress.begin(task.curriculum, key) if task.curriculum else ()
         num_joints, num_feet = len(robot.joints), len(robot.feet)
         return VelocityState(
             physics=self._start_physics(key_place),
-            command=task.command.draw(key_command, self.control_period),
+            command=task.command.draw(key_command, self.control_period, self._now("command", progress)),
             action=jnp.zeros(num_joints),
             joint_vel=jnp.zeros(num_joints),
             encoder_bias=jax.random.uniform(key_bias, (num_joints,), minval=-bias, maxval=bias),
             feet=start_timers(num_feet),
             swing_peak=jnp.zeros(num_feet),
-            push_in=self._draw_push_time(key_push),
+            push_in=self._draw_push_time(key_push, self._now("push", progress)),
             episode_step=jnp.zeros((), jnp.int32),
+            progress=progress,
         )
+
+    @property
+    def carries_over(self) -> bool:
+        """Return whether anything outlasts an episode."""
+        return bool(self.task.curriculum)
+
+    def persist(self, ended: VelocityState, started: VelocityState, obs: PyTree) -> tuple[VelocityState, PyTree]:
+        """Carry over how far the row has come; what ``reset`` drew for the first stage, draw again for this one."""
+        if not self.carries_over:
+            return started, obs
+        progress: Progress = ended.progress.restart(started.progress)
+        key = jax.random.wrap_key_data(progress.seed)
+        _, key_command, key_push, _ = self._keys_of_start(key)
+        command = self.task.command.draw(key_command, self.control_period, self._now("command", progress))
+        push_in = self._draw_push_time(key_push, self._now("push", progress))
+        state = replace(started, command=command, push_in=push_in, progress=progress)
+        world = self.observe_noisy(self.world(state), key)
+        return world.state, world.obs
+
+    def step(self, state: VelocityState, action: Array, key: Key) -> tuple[VelocityState, Timestep]:
+        state, timestep = super().step(state, action, key)
+        if not (curriculum := self.task.curriculum):
+            return state, timestep
+        metrics = timestep.info["metrics"]
+        ended, error = timestep.terminated | timestep.truncated, metrics["linear_velocity_error"]
+        progress = state.progress.judge(curriculum, error, ended, timestep.terminated, state.episode_step)
+        stages = {f"curriculum_{name}": stage.astype(jnp.float32) for name, stage in progress.stage.items()}
+        info = {**timestep.info, "metrics": {**metrics, **stages}}
+        return replace(state, progress=progress), replace(timestep, info=info)
 
     def world(self, state: VelocityState) -> LeggedWorld:
         return LeggedWorld(asset=self.asset, control_period=self.control_period, state=state, markers_of=self.markers)
@@ -177,14 +215,17 @@ class VelocityRL(PhysicsTask):
     def update(self, key: Key, world: LeggedWorld, before: LeggedWorld) -> LeggedWorld:
         """Push the robot if it is time, and draw the next command if it is."""
         key_push, key_command = jax.random.split(key)
-        state = self._push(world.state, key_push)
-        command = self.task.command.after(state.command, key_command, self.control_period)
+        state = world.state
+        if curriculum := self.task.curriculum:
+            state = replace(state, progress=state.progress.count(curriculum))
+        state, now = self._push(state, key_push), self._now("command", state.progress)
+        command = self.task.command.after(state.command, key_command, self.control_period, now)
         return replace(world, state=replace(state, command=command))
 
     def observe_noisy(self, world: LeggedWorld, key: Key) -> LeggedWorld:
         task, robot, state = self.task, self.task.robot, world.state
         motion = observe_motion(robot, self.legged, state.physics)
-        command = task.command.steer(state.command, heading(motion))
+        command = task.command.steer(state.command, heading(motion), self._now("command", state.progress))
         contacts = no_contacts(robot) if world.contacts is None else world.contacts
         height = motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos)
         # the peak is kept until its landing has been paid for, then starts again
@@ -222,6 +263,11 @@ class VelocityRL(PhysicsTask):
         state = replace(state, command=command, joint_vel=motion.joint_vel, swing_peak=swing_peak)
         return replace(world, state=state, obs=obs, legged=seen)
 
+    def total(self, world: World, outcome: Outcome) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+        now = self._now("rewards", world.state.progress)
+        weights = {name: self.control_period * weight for name, weight in now.items()}
+        return total(self.of("rewards"), world, weights=weights, start=outcome.reward)
+
     def truncates(self, world: LeggedWorld) -> Array | None:
         if self.ground.kind == "flat":
             return None
@@ -256,20 +302,30 @@ class VelocityRL(PhysicsTask):
         turn = jnp.stack([jnp.cos(yaw / 2.0), jnp.zeros(()), jnp.zeros(()), jnp.sin(yaw / 2.0)])
         return PhysicsState(qpos=jnp.concatenate([xy, z[None], turn, joints]), qvel=jnp.zeros(model.nv))
 
-    def _draw_push_time(self, key: Key) -> Array:
-        push = self.task.push or Push()
-        seconds = jax.random.uniform(key, (), minval=push.interval[0], maxval=push.interval[1])
+    @staticmethod
+    def _keys_of_start(key: Key) -> Key:
+        return jax.random.split(key, 4)
+
+    def _now(self, part: Part, progress: PyTree) -> Mapping[str, Array]:
+        """Numbers that a curriculum puts in the place of the task's."""
+        curriculum = self.task.curriculum
+        return progress.numbers(curriculum, part, self.task.numbers(part)) if curriculum else {}
+
+    def _draw_push_time(self, key: Key, now: Mapping[str, Array]) -> Array:
+        first, last = {**vars(self.task.push or Push()), **now}["interval"]
+        seconds = jax.random.uniform(key, (), minval=first, maxval=last)
         return jnp.ceil(seconds / self.control_period).astype(jnp.int32)
 
     def _push(self, state: VelocityState, key: Key) -> VelocityState:
         if self.task.push is None:
             return state
         key_velocity, key_time = jax.random.split(key)
-        low, high = jnp.array(self.task.push.ranges).T
+        now = self._now("push", state.progress)
+        low, high = jnp.array([{**vars(self.task.push), **now}[axis] for axis in AXES]).T
         change = jax.random.uniform(key_velocity, (6,), minval=low, maxval=high)
         state = replace(state, push_in=state.push_in - 1)
         physics = _with_velocity_change(state.physics, change)
-        pushed = replace(state, physics=physics, push_in=self._draw_push_time(key_time))
+        pushed = replace(state, physics=physics, push_in=self._draw_push_time(key_time, now))
         # drawn every step and selected: rows are due at different times
         return jax.tree.map(lambda new, old: jnp.where(state.push_in <= 0, new, old), pushed, state)
 
@@ -277,7 +333,9 @@ class VelocityRL(PhysicsTask):
 @functools.lru_cache(maxsize=32)
 def _changed_task(env: VelocityRL) -> VelocityTask:
     task = velocity_task(env.robot)
-    task = change_task(task, command=env.command, rewards=env.rewards, noise=env.noise, push=env.push)
+    task = change_task(
+        task, command=env.command, rewards=env.rewards, noise=env.noise, push=env.push, curriculum=env.curriculum
+    )
     # a user's file has its own collision shapes
     if env.model is not None:
         path = Path(expanded(env.model)).absolute()

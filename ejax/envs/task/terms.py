@@ -158,7 +158,7 @@ def total(
     world: Any,
     *,
     own: Mapping[str, Array] = FrozenDict(),
-    weights: Mapping[str, float] = FrozenDict(),
+    weights: Mapping[str, float | Array] = FrozenDict(),
     start: Array | None = None,
 ) -> tuple[Array, dict[str, Array], dict[str, Array]]:
     """Add up a reward: r = start + Σ weight·term, first of a task's ``own`` terms, then of ``terms``, in their order.

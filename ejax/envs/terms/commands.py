@@ -4,16 +4,18 @@
     forward rows: v_x = max(|v_x|, 0.3), v_y = ω_z = 0 (a heading still turns them)
     single rows: two of v_x, v_y, ω_z are 0, and no heading is followed
 
-Source: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: single rows; no curriculum widens the
-ranges.
+Source: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: there a heading turns single rows too, and
+forward rows among them go straight on.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from flax.core import FrozenDict
 
 from ejax.types import Array, Key
 
@@ -59,44 +61,50 @@ class CommandRanges:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"command.{name} must be a part, from 0 to 1, got {getattr(self, name)}")
 
-    def draw(self, key: Key, control_period: float) -> Command:
-        """Draw a command; ``steer`` turns it towards its heading, or stops it."""
+    def draw(self, key: Key, control_period: float, now: Mapping[str, Array] = FrozenDict()) -> Command:
+        """Draw a command; ``steer`` turns it towards its heading, or stops it. ``now``: the numbers that a curriculum
+        puts in the place of these."""
+        given = {**vars(self), **now}
         names = ("velocity", "time", "heading", "follows", "stands", "forward")
         keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
-        low, high = jnp.array([self.lin_vel_x, self.lin_vel_y, self.ang_vel_z]).T
+        low, high = jnp.array([given[name] for name in ("lin_vel_x", "lin_vel_y", "ang_vel_z")]).T
         velocity = jax.random.uniform(keys["velocity"], (3,), minval=low, maxval=high)
         # never so slow that standing would do
         straight = jnp.zeros(3).at[0].set(jnp.maximum(jnp.abs(velocity[0]), _SLOWEST_FORWARD))
-        first, last = self.resampling_time
+        first, last = given["resampling_time"]
         seconds = jax.random.uniform(keys["time"], (), minval=first, maxval=last)
-        velocity = jnp.where(jax.random.bernoulli(keys["forward"], self.forward), straight, velocity)
-        follows = jax.random.bernoulli(keys["follows"], self.heading)
-        if self.single:  # turning on the spot or a step aside else hardly occurs, and is taken for standing
+        velocity = jnp.where(jax.random.bernoulli(keys["forward"], given["forward"]), straight, velocity)
+        follows = jax.random.bernoulli(keys["follows"], given["heading"])
+        if self.single or "single" in now:
+            # turning on the spot or a step aside else hardly occurs, and is taken for standing
             key_single, key_axis = jax.random.split(jax.random.fold_in(key, 1))
-            alone, axis = jax.random.bernoulli(key_single, self.single), jax.random.randint(key_axis, (), 0, 3)
+            alone, axis = jax.random.bernoulli(key_single, given["single"]), jax.random.randint(key_axis, (), 0, 3)
             one = jnp.zeros(3).at[axis].set(jax.random.uniform(key_axis, (), minval=low[axis], maxval=high[axis]))
             velocity, follows = jnp.where(alone, one, velocity), follows & ~alone
         return Command(
             velocity=velocity,
             heading=jax.random.uniform(keys["heading"], (), minval=-jnp.pi, maxval=jnp.pi),
             follows_heading=follows,
-            stands=jax.random.bernoulli(keys["stands"], self.standing),
+            stands=jax.random.bernoulli(keys["stands"], given["standing"]),
             steps_left=jnp.ceil(seconds / control_period).astype(jnp.int32),
         )
 
-    def after(self, command: Command, key: Key, control_period: float) -> Command:
+    def after(
+        self, command: Command, key: Key, control_period: float, now: Mapping[str, Array] = FrozenDict()
+    ) -> Command:
         """Keep the command for one control step more, or draw a new one if its time is up."""
         # drawn every step and selected: rows change their commands at different times
         waiting = replace(command, steps_left=command.steps_left - 1)
-        new = self.draw(key, control_period)
+        new = self.draw(key, control_period, now)
         return jax.tree.map(lambda new, old: jnp.where(waiting.steps_left <= 0, new, old), new, waiting)
 
-    def steer(self, command: Command, heading: Array) -> Command:
+    def steer(self, command: Command, heading: Array, now: Mapping[str, Array] = FrozenDict()) -> Command:
         """Turn the command's yaw rate towards its heading, or stop. ``heading``: the robot's, rad."""
+        given = {**vars(self), **now}
         error = command.heading - heading
         # the shorter way round
         error = jnp.arctan2(jnp.sin(error), jnp.cos(error))
-        rate = jnp.clip(self.heading_stiffness * error, *self.ang_vel_z)
+        rate = jnp.clip(given["heading_stiffness"] * error, *given["ang_vel_z"])
         velocity = jnp.where(command.follows_heading, command.velocity.at[2].set(rate), command.velocity)
         return replace(command, velocity=jnp.where(command.stands, 0.0, velocity))
 

@@ -11,6 +11,7 @@ from ejax.envs.randomization.physics import PHYSICS
 from ejax.envs.task.terms import TermKind
 from ejax.envs.task.world import World
 from ejax.envs.terms import actions, commands, events, legged, observations, rewards, terminations, tool_actions
+from ejax.envs.terms.curricula import Stages
 from ejax.envs.terms.vocabulary import REFUSED_FUNCTORS
 from ejax.schema.messages import did_you_mean
 from ejax.schema.trust import import_trusted
@@ -52,7 +53,7 @@ TERMS: dict[TermKind, dict[str, Callable[..., Any]]] = {
     },
     "terminations": {**terminations.TASKS, **_by_name(legged.TERMINATIONS)},
     "commands": {"velocity": commands.CommandRanges},
-    "curricula": {CURRICULUM: Curriculum},
+    "curricula": {CURRICULUM: Curriculum, "stages": Stages},
 }
 """See ``ejax.envs.task.terms`` on what each kind takes and gives."""
 

@@ -154,7 +154,8 @@ class ObservationWrapper(EnvWrapper):
 
 def carries_over(env: Any) -> bool:
     """Return whether anything outlasts an episode of an environment."""
-    return env.carries_over if isinstance(env, EnvWrapper) else isinstance(env, PersistentEnv)
+    # a task says so itself where it depends on its config
+    return bool(getattr(env, "carries_over", isinstance(env, PersistentEnv)))
 
 
 def innermost(env: Any) -> Any:
