@@ -16,6 +16,7 @@ from tiny import tiny
 
 from ejax.config import ConfigError, parse_config
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.drawing import asset_of
 from ejax.envs.mujoco.engine import Physics, PhysicsState, load_model
@@ -386,6 +387,13 @@ def test_a_group_that_shares_its_start_shares_what_outlasts_episodes() -> None:
     ended = replace(start, state=replace(start.state, level=level))
     np.testing.assert_array_equal(restart(env, ended, start).state.level, level)
     np.testing.assert_array_equal(restart(env, ended, start, 2).state.level, level[jnp.array([0, 0, 2, 2])])
+
+
+def test_a_curriculum_by_success_is_refused_without_success() -> None:
+    env = RandomizedEnv(VelocityRL(physics="mujoco"), {"harder": of("curriculum", by="success")})
+    state = jax.eval_shape(env.reset, KEY)[0]
+    with pytest.raises(ValueError, match=r"VelocityRL knows no success; give it by: steps"):
+        jax.eval_shape(env.step, state, jnp.zeros(12), KEY)
 
 
 @pytest.mark.slow

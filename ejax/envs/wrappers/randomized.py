@@ -130,6 +130,9 @@ class RandomizedEnv(EnvWrapper):
         curriculum = self.read.curriculum
         if curriculum is None:
             return state, timestep
+        if curriculum.by == "success" and "success" not in timestep.info:
+            task = type(self.env).__name__
+            raise ValueError(f"a curriculum by success: {task} knows no success; give it by: steps, with num_steps")
         # an end raises or lowers the level of the next episode; this one's is drawn
         ended, success = timestep.terminated | timestep.truncated, timestep.info.get("success", jnp.zeros((), bool))
         state = replace(state, level=curriculum.after(state.level, num_steps, ended, success))
