@@ -199,6 +199,11 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
     }
     for each in off_policy.values():
         each["policy"]["squash_actions"] = True
+    legs = _config(ppo, 40)
+    legs["policy"]["obs_groups"] = {"actor": ["policy"], "critic": ["critic"]}
+    faster = [{"step": 40 * i, "lin_vel_x": [i, i + 1.0]} for i in range(1, 8)]
+    stages = {"faster": {"of": "command", "stages": faster}}
+    stages["aside"] = {"of": "command", "by": "success", "stages": [{"single": i / 4} for i in range(1, 5)]}
     rates = {"algorithm.cfg.optimizer.learning_rate": [1e-3, 3e-3]}
     return {
         "ppo": _config(ppo, 40),
@@ -212,6 +217,8 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
         "pbt": _config(ppo, 40) | {"population": {"seeds": 2, "exploit": {"every": 4}, **rates}},
         "dagger": _config({"name": "distill", "cfg": dagger}, 40, network=gru),
         **off_policy,
+        "curriculum": legs
+        | {"env": {"id": "VelocityRL", "cfg": {"max_episode_steps": 20, "physics": "mujoco", "curriculum": stages}}},
         "vla": _config(ppo, 24) | {"env": {"id": _PICTURES}, "policy": {"name": "vla", "vla_config": flow}},
     }
 
@@ -264,7 +271,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="MODE",
         help="of ppo grpo apg host async cloning gru devices pbt dagger sac sac_host sac_async sac_host_rows "
-        "sac_shared_rows vla",
+        "sac_shared_rows curriculum vla",
     )
     return parser
 
