@@ -1,6 +1,7 @@
-"""Pages of the site that are made from the code: a hook of mkdocs, and by itself what writes ``reference/*.md``.
+"""Pages of the site that are made from the code: a hook of mkdocs, and by itself what writes ``reference/*.md``
+and the notebooks of the tutorials, ``examples/notebooks``.
 
-python docs/site_pages.py       # after a change of a command line or a docstring; a test compares
+python docs/site_pages.py       # after a change of a command line, a docstring or a tutorial; a test compares
 
 A page of the reference has mkdocstrings' directives in comments, ``<!-- site``, which this hook opens: outside the site
 a reader sees the table of names above them instead.
@@ -27,6 +28,25 @@ _BLOCK = re.compile(rf"(?:^{re.escape(_HEAD)}((?:\| .*\n)*)\n)?^<!-- site\n((?:(
 """A table of names, if there is one, and the directives that it stands for."""
 _OUTSIDE = re.compile(r"\[([^]]+)\]\((?:\.\./)+((?:configs|benchmarks|examples)/[^)#]+)[^)]*\)")
 """A link to a file of the repository, which the site does not have."""
+
+
+TUTORIALS = ROOT / "docs" / "tutorials"
+NOTEBOOKS = ROOT / "examples" / "notebooks"
+_TO_DOCS = re.compile(r"\]\(((?:\.\./)*[\w/.]+\.(?:md|py|png))(#[\w-]+)?\)")
+_INSTALL = """\
+# Installs ejax where it is missing: a wheel beside this notebook (release.sh builds one), else the clone around it.
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+if importlib.util.find_spec("ejax") is None:
+    found = [*Path().glob("ejax-*.whl"), *(each for each in Path().resolve().parents if (each / "release.sh").exists())]
+    assert found, "put a wheel of ejax beside this notebook, or open it in a clone of the repository"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", f"{found[0]}[export]"], check=True)
+if Path("../desk_lamp.xml").exists():
+    os.chdir("..")  # the folder of the examples"""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -150,6 +170,41 @@ def commands_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def notebook(tutorial: Path) -> str:
+    """Make a Jupyter notebook of a tutorial: a script with ``# %%`` marks, or a page with blocks of Python."""
+    text = tutorial.read_text(encoding="utf-8")
+    if tutorial.suffix == ".py":
+        parts = re.split(r"^# %%( \[markdown\])?\n", text, flags=re.M)
+        cells = [(bool(mark), body.strip("\n")) for mark, body in zip(parts[1::2], parts[2::2], strict=True)]
+        cells = [(prose, re.sub(r"^# ?", "", body, flags=re.M) if prose else body) for prose, body in cells]
+    else:
+        parts = re.split(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
+        cells = [(i % 2 == 0, body.strip("\n")) for i, body in enumerate(parts)]
+    cells = [(prose, _TO_DOCS.sub(_as_from_notebooks, body) if prose else body) for prose, body in cells if body]
+    head, *rest = cells
+    made = [
+        {
+            "cell_type": "markdown" if prose else "code",
+            "id": f"cell-{i}",
+            "metadata": {},
+            **({} if prose else {"execution_count": None, "outputs": []}),
+            "source": body.splitlines(keepends=True),
+        }
+        for i, (prose, body) in enumerate([head, (False, _INSTALL), *rest])
+    ]
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    whole = {"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _as_from_notebooks(link: re.Match[str]) -> str:
+    target, anchor = link[1], link[2] or ""
+    if re.fullmatch(r"\d\d_\w+\.(?:py|md)", target):
+        return f"]({Path(target).with_suffix('.ipynb')}{anchor})"
+    target = target.removeprefix("../") if target.startswith("../") else f"tutorials/{target}"
+    return f"](../../docs/{target}{anchor})"
+
+
 def _help(module: str, arguments: list[str]) -> str:
     text, before = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = _COLUMNS
@@ -233,3 +288,6 @@ if __name__ == "__main__":
     COMMANDS_FILE.write_text(commands_page(), encoding="utf-8")
     for file in sorted(REFERENCE.glob("*.md")):
         file.write_text(reference_page(file.read_text(encoding="utf-8")), encoding="utf-8")
+    NOTEBOOKS.mkdir(exist_ok=True)
+    for file in sorted(TUTORIALS.glob("[0-9]*")):
+        (NOTEBOOKS / f"{file.stem}.ipynb").write_text(notebook(file), encoding="utf-8")

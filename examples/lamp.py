@@ -1,4 +1,4 @@
-"""A task of your own in 20 lines, those of the README: a lamp reaches for a moth. See docs/tutorials/own_task.md."""
+"""A task of your own in 20 lines, those of the README: a lamp reaches for a moth. See docs/tutorials/01_own_task.md."""
 
 import jax
 import jax.numpy as jnp

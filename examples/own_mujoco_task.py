@@ -1,4 +1,4 @@
-"""A MuJoCo task of one's own: a desk lamp keeps its light on a moth. docs/tutorials/own_task.md goes through it.
+"""A MuJoCo task of one's own: a desk lamp keeps its light on a moth. docs/tutorials/01_own_task.md goes through it.
 
 cd examples; ejax train --config own_mujoco_task.yaml --trust own_mujoco_task:DeskLamp
 """

@@ -100,6 +100,15 @@ def test_the_page_of_command_lines_is_what_they_say(site_pages: ModuleType) -> N
     assert written.split() == site_pages.commands_page().split(), "run: python docs/site_pages.py"
 
 
+@pytest.mark.parametrize("tutorial", sorted(DOCS.glob("tutorials/[0-9]*")), ids=lambda tutorial: tutorial.stem)
+def test_a_tutorials_notebook_is_made_from_it(site_pages: ModuleType, tutorial: Path) -> None:
+    written = (site_pages.NOTEBOOKS / f"{tutorial.stem}.ipynb").read_text(encoding="utf-8")
+    assert written == site_pages.notebook(tutorial), "run: python docs/site_pages.py"
+    prose = "".join("".join(cell["source"]) for cell in json.loads(written)["cells"] if cell["cell_type"] != "code")
+    for target in re.findall(r"\]\(([^)#\s]+)", prose):
+        assert target.startswith("http") or (site_pages.NOTEBOOKS / target).exists(), target
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.glob("reference/*.md")), ids=lambda page: page.stem)
 def test_the_tables_of_names_are_what_the_docstrings_say(site_pages: ModuleType, page: Path) -> None:
     written = page.read_text(encoding="utf-8")

@@ -55,7 +55,7 @@ def test_a_task_of_ones_own(
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path / "examples")
     monkeypatch.syspath_prepend(str(tmp_path / "examples"))
-    shown, *rest = blocks("own_task.md")
+    shown, *rest = blocks("01_own_task.md")
     assert shown.text in (ROOT / "examples/own_mujoco_task.py").read_text()
     names: dict[str, object] = {"__name__": "page"}
     for block in rest:

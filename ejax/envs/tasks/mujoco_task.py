@@ -1,5 +1,5 @@
 """A user's MuJoCo task in one class, which becomes a frozen dataclass where it is defined: annotated names are its
-arguments, ``env.cfg`` in a config. See docs/tutorials/own_task.md."""
+arguments, ``env.cfg`` in a config. See docs/tutorials/01_own_task.md."""
 
 import functools
 import inspect
