@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.description import Feature
 from ejax.envs.locomotion.catalog import AXES, Push, VelocityTask, change_task, robot_names, velocity_task
+from ejax.envs.locomotion.mirror import Mirror, make_mirror
 from ejax.envs.locomotion.model import LeggedModel, Terrain, height_below, make_legged_model
 from ejax.envs.locomotion.motion import (
     FootTimers,
@@ -125,6 +127,13 @@ class VelocityRL(PhysicsTask):
     @property
     def legged(self) -> LeggedModel:
         return make_legged_model(self.task.robot, self.ground, self.task.timestep)
+
+    @property
+    def mirror(self) -> Mirror | None:
+        """The robot on the other side. None: its sides differ, or an observation has no mirror image that is known."""
+        with suppress(ValueError):
+            return make_mirror(self.task, self.legged.model)
+        return None
 
     @property
     def num_substeps(self) -> int:
