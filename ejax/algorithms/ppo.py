@@ -68,6 +68,9 @@ class PPOConfig(MinibatchOptions):
     """Weight of the value loss (V − R)², which has no ½."""
     kl_coef: NonNegativeFloat = 0.0
     """ejax: weight of the divergence to the reference, as in GRPO: for ``policy.init_from``."""
+    mirror_coef: NonNegativeFloat = 0.0
+    """ejax: weight of E[‖μ(s′) − μ(s)′‖²/A], s′ and a′ the mirror images of observations and actions: for legs that do
+    the same on both sides. For robots of VelocityRL. Source: Yu et al. 2018."""
     clip_grad_per_network: bool = False
     """EmbodiChain 0.3: clip the critic's gradient apart from the rest."""
     use_clipped_value_loss: bool = False
@@ -299,10 +302,23 @@ def ppo_loss(params: Params, batch: Batch, *, policy: Policy, config: PPOConfig)
     if is_active(config.kl_coef):
         terms["approx_ref_kl"] = kl_k3(batch["reference_log_prob"] - log_prob)
         coefficients["approx_ref_kl"] = config.kl_coef
+    if is_active(config.mirror_coef):
+        mirror = _mirror_of(policy)
+        other, _ = policy.apply(params, mirror.observed(batch["obs"]))
+        terms["mirror_loss"] = jnp.square(other.mode() - mirror.acted(distribution.mode())).mean(axis=-1)
+        coefficients["mirror_loss"] = config.mirror_coef
     # exact, for the adaptive learning rate: the sampled estimate of a minibatch would steer it by its noise
     if "distribution" in batch:
         terms["kl"] = batch["distribution"].kl(distribution)
     return weighted_sums(terms, weight, coefficients)
+
+
+def _mirror_of(policy: Policy) -> Any:
+    """Return the policy's ``ejax.envs.locomotion.mirror.Mirror``. ValueError: it knows none."""
+    if (mirror := getattr(policy, "mirror", None)) is None:
+        text = "needs the mirror image of observations and actions, which actor_critic knows without memory, in"
+        raise ValueError(f"mirror_coef > 0 {text} VelocityRL, of a robot with two equal sides; leave it out")
+    return mirror
 
 
 def _normalize_minibatch(minibatch: Batch, *, config: PPOConfig) -> Batch:
@@ -337,11 +353,20 @@ def _problems(options: PPOConfig, run: RunShape) -> Iterator[Problem]:
     yield from options.problems(run)
 
 
+def _policy_problems(options: PPOConfig, policy: Policy) -> Iterator[Problem]:
+    yield from MINIBATCH_FIELDS["policy_problems"](options, policy)
+    if options.mirror_coef > 0.0:
+        try:
+            _mirror_of(policy)
+        except ValueError as error:
+            yield Problem("algorithm.cfg.mirror_coef", str(error))
+
+
 ALGORITHM = Algorithm(
     Config=PPOConfig,
     update=ppo_update,
     keeps_reference=lambda options: options.kl_coef > 0.0,
     problems=_problems,
-    **MINIBATCH_FIELDS,
+    **MINIBATCH_FIELDS | {"policy_problems": _policy_problems},
     compat=PPO_COMPAT,
 )

@@ -60,6 +60,8 @@ class ActorCritic(nn.Module):
     """Dotted paths of the critic's part of the observation: it may see more than the actor."""
     actor_obs_normalization: bool = False
     critic_obs_normalization: bool = False
+    mirror: Any = None
+    """``ejax.envs.locomotion.mirror.Mirror`` of the environment, for PPO's ``mirror_coef``; it does not act by it."""
 
     @nn.compact
     def __call__(

@@ -100,6 +100,7 @@ def make_policy(config: PolicyConfig, env: Env | HostEnv, **networks: Any) -> Po
         "actor_obs_normalization": config.actor_obs_normalization,
         "critic_obs_normalization": config.critic_obs_normalization,
         "vla_config": config.vla_config,
+        "mirror": getattr(env, "mirror", None),
         **config.memories,
         "instructions": about.instructions,
         "held_out_instructions": about.held_out_instructions,

@@ -64,6 +64,10 @@ class RandomizedEnv(EnvWrapper):
         if "geom_size" in self.read.parameters and _shows_pictures(self.env.observation_space):
             raise ValueError("pictures show the sizes of the model; leave out randomize_rigid_object_scale, or sensor")
 
+    @property
+    def mirror(self) -> Any:
+        return getattr(self.env, "mirror", None)  # what is drawn favours no side
+
     def inner_state(self, state: RandomizedState) -> PyTree:
         return state.env
 
