@@ -56,7 +56,11 @@ def _evaluate(args: argparse.Namespace, options: dict[str, Any]) -> int:
     from ejax.play.saved_policy import evaluate_run
 
     options |= {"video": args.video, "choice": args.episode_choice or "fixed", "samples": args.samples}
-    metrics = evaluate_run(args.run, args.overrides, shown=summary, **options)
+    metrics = evaluate_run(args.run, args.overrides, shown=summary, gait=not args.no_gait, **options)
+    if isinstance(card := metrics.get("gait"), dict):
+        from ejax.play.gait import card_text
+
+        print(card_text(card))
     summary({name: x for name, x in metrics.items() if name in ("report", "video", "no video")})
     return 1 if "no video" in metrics else 0
 
@@ -68,6 +72,7 @@ def _compare(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str
         "video": args.video,
         "episode-choice": args.episode_choice,
         "sample": args.samples or None,
+        "no-gait": args.no_gait or None,
     }.items():
         if given is not None:
             raise ValueError(f"--{name} goes without --engine and shifts: evaluate one condition")
@@ -101,6 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", dest="samples", action="store_true", help=text)
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument("--video", type=a_path, metavar="FILE", help="record four episodes, e.g. push.mp4")
+    text = "without the gait card of a legged robot, which takes some seconds; docs/locomotion.md"
+    parser.add_argument("--no-gait", action="store_true", help=text)
     text = (
         "compare engines and shifts, a table: of c (or mujoco), mjx, warp, or all that are installed; docs/transfer.md"
     )

@@ -52,6 +52,7 @@ def evaluate_run(
     samples: bool = False,
     device: str = "cpu",
     video: Path | None = None,
+    gait: bool = False,
     shown: Callable[[Mapping[str, object]], object] = lambda metrics: None,
 ) -> dict[str, object]:
     """Evaluate a checkpoint of a run and write ``<run>/evaluations/<checkpoint>.json``.
@@ -65,6 +66,7 @@ def evaluate_run(
         seed: of the start states. None: the run's ``eval_seed``.
         samples: act by samples of the policy's distribution, as in training; the file's name says so.
         video: also record four episodes into this file.
+        gait: also measure the gait card of a legged robot, ``ejax.play.gait``: ``gait`` in the file and the result.
         shown: gets the metrics as soon as they are there, before anything is written.
 
     Returns:
@@ -102,6 +104,11 @@ def evaluate_run(
         report = directory.results / "evaluations" / f"{name}.json"
         shown(metrics)
         per_episode = {name: np.asarray(x).tolist() for name, x in played.items()}
+        if gait and not isinstance(env, HostEnv):
+            from ejax.play.gait import measure_gait  # it brings the viewer, and legs
+
+            if card := measure_gait(config, policy, params, seed=first_seed):
+                metrics["gait"] = card
         facts = {**metrics, "seed": seed, "samples": samples, "overrides": list(overrides), "per_episode": per_episode}
         with by_product("the report of these numbers"):
             replace_file(report, to_json(facts, indent=2), directory.results)

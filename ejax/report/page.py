@@ -36,6 +36,7 @@ from ejax.report.curves import (
     value_cell,
     value_text,
 )
+from ejax.report.gait import COLUMNS, gait_figures
 from ejax.report.runs import Run
 from ejax.schema.paths import find
 from ejax.schema.plain_files import read_bytes
@@ -71,6 +72,7 @@ def render_page(
         "differences": _differences(runs),
         "time": _time(runs),
         "evaluations": _evaluations(runs),
+        "gait": _gait(runs),
         "exports": _exports({**found, **exports}),
         "videos": _videos(runs, folder),
         "environment": _environment(runs),
@@ -248,6 +250,21 @@ def _evaluations(runs: Sequence[Run]) -> str:
         for name, facts in found
     ]
     return _section("evaluations", rows, *(tag.removeprefix("eval/") for tag in tags))
+
+
+def _gait(runs: Sequence[Run]) -> str:
+    found = [(run.name, facts) for run in runs for facts in run.evaluations.values() if facts.get("gait")]
+    names = [(escape(name), escape(Path(facts["checkpoint"]).name)) for name, facts in found]
+    cards = [facts["gait"] for _, facts in found]
+    rows = [
+        [*name, *(number_cell(card["summary"].get(column)) for column in COLUMNS)]
+        for name, card in zip(names, cards, strict=True)
+    ]
+    drawn = [
+        f"<details{' open' * (len(cards) == 1)}><summary>{run}, {checkpoint}</summary>{gait_figures(card)}</details>"
+        for (run, checkpoint), card in zip(names, cards, strict=True)
+    ]
+    return _section("gait", rows) + "".join(drawn)
 
 
 def _exports(exports: Mapping[str, Mapping[str, Any]]) -> str:

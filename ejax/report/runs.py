@@ -20,6 +20,7 @@ from ejax.logs.charts import LARGEST
 from ejax.logs.json_records import FactsError, check_facts, read_facts
 from ejax.logs.metric_log import read_log, read_sessions
 from ejax.population.lineage import EXPLOITS, Exploited, read_exploits
+from ejax.report.gait import Gait
 from ejax.schema.plain_files import is_side_file
 from ejax.store.checkpoint import CheckpointError
 from ejax.store.resume_rules import Changes
@@ -49,6 +50,7 @@ class _Evaluation(BaseModel):
     checkpoint: str
     episodes: int
     overrides: list[str] = []
+    gait: Gait | None = None
 
 
 class Session(NamedTuple):

@@ -21,6 +21,7 @@ from tiny import EVALUATED, STEPS, tiny
 from ejax.config import parse_config
 from ejax.logs.metric_log import SESSIONS, MetricLog
 from ejax.report.__main__ import main
+from ejax.report.gait import COLUMNS
 from ejax.report.runs import Run
 from ejax.run import train
 from ejax.store.run_dir import create_run_directory
@@ -362,6 +363,27 @@ def test_numbers_too_large_to_draw_are_holes(tmp_path: Path) -> None:
     for curve in page.curves["train/loss"].values():
         assert [math.isnan(y) for y in values(curve["data-y"])] == [True, *[False] * (UPDATES - 1)]
     assert page.text.count("train/loss was not finite in 1 of the lines") == 3
+
+
+def test_the_gait_of_legs_is_drawn_from_the_evaluations_card(run: Path, tmp_path: Path) -> None:
+    (run / "evaluations").mkdir(exist_ok=True)
+    summary = dict.fromkeys(COLUMNS, 0.25) | {"torque": 3.0, "asymmetry": None}
+    card: dict[str, Any] = {"feet": ["<FR>_calf", "FL_calf"], "control_period": 0.02, "summary": summary}
+    card |= {"commands": [[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]], "contacts": {"fast": ["0110111", "0000000"]}}
+    card |= {"columns": {"velocity_error": [0.25, None], "yaw_error": [2.0, 0.125]}}
+    facts = {"checkpoint": "a_step_1", "episodes": 2, "gait": card}
+    (run / "evaluations" / "a.json").write_text(json.dumps(facts))
+    page, html = report(run), (run.parent / "page.html").read_text()
+    assert page.rows["gait"][1][0] == "one" and page.data["gait"][1] == [0.25] * 3 + [0.25] * 3 + [3.0] + [0.25] * 2
+    assert "<FR>" in page.text and "<FR>" not in html  # a foot's name is text
+    bars = [(x, width) for x, width in re.findall(r'fill c0" x="([\d.]+)" y="0" width="([\d.]+)"', html)]
+    sizes = [(float(x) - 60, float(width)) for x, width in bars]
+    step = sizes[0][1] / 2
+    np.testing.assert_allclose(sizes, [(step, 2 * step), (4 * step, 3 * step)], atol=0.1)
+    # half of the full colour, all of it, and all of it where there is no number
+    assert re.findall(r'fill c1" [^>]*opacity="([\d.]+)"', html) == ["0.49", "0.90", "0.90", "0.28"]
+    (run / "evaluations" / "a.json").write_text(json.dumps(facts | {"gait": card | {"feet": [1]}}))
+    assert "wrong 'gait.feet.0'" in report(run).text
 
 
 @pytest.mark.parametrize(
