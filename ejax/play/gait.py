@@ -34,9 +34,8 @@ from ejax.envs.locomotion.mirror import other_sides
 from ejax.envs.locomotion.motion import drive_torque, observe_motion
 from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
 from ejax.envs.terms.commands import hold
-from ejax.envs.wrappers.wrapper import innermost
+from ejax.envs.wrappers.wrapper import innermost, parts_of, replace_parts
 from ejax.episodes import decide
-from ejax.play.show import parts_of, replace_parts
 from ejax.rollout import EnvCarry, reset, with_memory
 from ejax.training.environments import build_env
 from ejax.types import Array, ChunkedEnv, Env, Key, Params, Policy

@@ -105,7 +105,7 @@ def evaluate_run(
         shown(metrics)
         per_episode = {name: np.asarray(x).tolist() for name, x in played.items()}
         if gait and not isinstance(env, HostEnv):
-            from ejax.play.gait import measure_gait  # it brings the viewer, and legs
+            from ejax.play.gait import measure_gait  # legs, which most runs do not have
 
             if card := measure_gait(config, policy, params, seed=first_seed):
                 metrics["gait"] = card

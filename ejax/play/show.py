@@ -24,6 +24,7 @@ from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.scenery import film_view
 from ejax.envs.mujoco.viewer import Window
 from ejax.envs.terms.commands import Command, hold
+from ejax.envs.wrappers.wrapper import parts_of, replace_parts
 from ejax.episodes import episodes
 from ejax.evaluation import summarize
 from ejax.logs.console import followed
@@ -242,15 +243,6 @@ def add_velocity(state: PyTree, change: NDArray[np.float64]) -> PyTree:
         return replace(physics, qvel=physics.qvel + change.astype(physics.qvel.dtype)[None])
 
     return replace_parts(state, PhysicsState, moved)
-
-
-def parts_of(state: PyTree, kind: type) -> list[Any]:
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kind))
-    return [each for each in leaves if isinstance(each, kind)]
-
-
-def replace_parts(state: PyTree, kind: type, change: Callable[[Any], Any]) -> PyTree:
-    return jax.tree.map(lambda x: change(x) if isinstance(x, kind) else x, state, is_leaf=lambda x: isinstance(x, kind))
 
 
 _SIZE = (640, 480)

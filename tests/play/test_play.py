@@ -25,6 +25,7 @@ from ejax.envs.mujoco import viewer
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.terms.commands import Command, CommandRanges
 from ejax.envs.wrappers.action_chunk import ActionChunk
+from ejax.envs.wrappers.wrapper import replace_parts
 from ejax.evaluate import main as evaluate_main
 from ejax.evaluation import evaluate, summarize
 from ejax.play.__main__ import main
@@ -37,7 +38,6 @@ from ejax.play.show import (
     make_blows,
     play_episodes,
     play_run,
-    replace_parts,
     take_until,
 )
 from ejax.run import train

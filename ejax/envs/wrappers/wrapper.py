@@ -1,9 +1,11 @@
 """The bases of environments around another one: ``EnvWrapper``, and ``ObservationWrapper`` for another observation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import jax
 from flax import struct
 from numpy.typing import NDArray
 
@@ -163,3 +165,13 @@ def innermost(env: Any) -> Any:
     while isinstance(env, EnvWrapper):
         env = env.inner
     return env
+
+
+def parts_of(state: PyTree, kind: type) -> list[Any]:
+    """List the parts of a state that are of ``kind``, however deep wrappers have put them."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kind))
+    return [each for each in leaves if isinstance(each, kind)]
+
+
+def replace_parts(state: PyTree, kind: type, change: Callable[[Any], Any]) -> PyTree:
+    return jax.tree.map(lambda x: change(x) if isinstance(x, kind) else x, state, is_leaf=lambda x: isinstance(x, kind))
