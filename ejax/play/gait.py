@@ -66,7 +66,7 @@ def measure_gait(config: RunConfig, policy: Policy, params: Params, *, seed: int
         return None
     legs: VelocityRL = innermost(env)
     push = legs.task.push or velocity_task(legs.robot).push or Push()
-    cfg = config.env.cfg.copy({"push": asdict(push)})
+    cfg = config.env.cfg.copy({"push": asdict(push), "curriculum": None})  # which would change the pushes
     env = build_env(config.model_copy(update={"env": config.env.model_copy(update={"cfg": cfg})}), phase="eval")
     num_steps = round(_SECONDS / env.control_period)
     seen = jax.device_get(_play(policy, env, params, jax.random.key(seed), num_steps=num_steps))

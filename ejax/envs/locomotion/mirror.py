@@ -33,7 +33,7 @@ _OF_BODY = {
 _OF_JOINTS = ("joint_pos", "measured_joint_pos", "joint_vel", "action")
 _OF_FEET = {"foot_height": (1.0,), "foot_air_time": (1.0,), "foot_contact": (1.0,), "foot_force": _POLAR}
 _TOLERANCE = 0.02
-"""Of the product of two axes, or of a position in rad: models made by measuring are not exact."""
+"""Allowed error of the product of two axes, or of a position in rad: measured models are not exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
