@@ -11,7 +11,7 @@ from ejax.algorithms.reppo import REPPOConfig as REPPOConfig, reppo_update as re
 from ejax.algorithms.sac import SACConfig as SACConfig, sac_update as sac_update
 from ejax.algorithms.sgd import MinibatchConfig as MinibatchConfig, sgd_epochs as sgd_epochs
 from ejax.algorithms.shac import SHACConfig as SHACConfig, shac_update as shac_update
-from ejax.collectors.stateful import GRPO as GRPO, PPO as PPO, BaseAlgorithm as BaseAlgorithm, build_algo as build_algo
+from ejax.collectors.stateful import BaseAlgorithm as BaseAlgorithm, build_algo as build_algo
 from ejax.collectors.buffer import RolloutBuffer as RolloutBuffer, RolloutQueue as RolloutQueue
 from ejax.collectors.collect import collect_rollout as collect_rollout
 from ejax.config import RunConfig as RunConfig, load_config as load_config, parse_config as parse_config
@@ -20,6 +20,7 @@ from ejax.envs.task.world import World as World
 from ejax.envs.tasks.mujoco_task import MuJoCoTask as MuJoCoTask
 from ejax.envs.wrappers.wrapper import ObservationWrapper as ObservationWrapper
 from ejax.evaluation import summarize as summarize
+from ejax.learner import GRPO as GRPO, PPO as PPO, SAC as SAC, Learner as Learner
 from ejax.optim import (
     OptimizerConfig as OptimizerConfig,
     ScheduleConfig as ScheduleConfig,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ejax import run
 from ejax.algorithms.record import Algorithm
 from ejax.collectors.stateful import BaseAlgorithm
-from ejax.config import ConfigError, Problem
+from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.training.callbacks import Callback, RunResult
 from ejax.training.environments import UserObjects
@@ -80,7 +80,7 @@ class Trainer:
             raise ConfigError([Problem("checkpoint_dir", text)])
         self.config = config_of(env, policy, algorithm, options, trainer, batch_size)
         self.callbacks = tuple(callbacks)
-        self._objects, self._writer = UserObjects(env, policy, eval_env), writer
+        self.objects, self._writer = UserObjects(env, policy, eval_env), writer
         self._run_dir = None if checkpoint_dir is None else Path(checkpoint_dir).parent
         self._saved: Path | None = None
 
@@ -101,11 +101,7 @@ class Trainer:
             run_dir: None: that of ``checkpoint_dir``, or a new one.
             callbacks: of this call, after the trainer's own.
         """
-        config = self.config
-        if total_timesteps is not None:
-            raw = config.to_dict()
-            raw["trainer"]["total_timesteps"] = total_timesteps  # validated again, as from a file
-            config = parse_untrusted(raw)
+        config = self.config if total_timesteps is None else with_total(self.config, total_timesteps)
         log = on_log if self._writer is None else partial(_write, self._writer, on_log)
         self._saved = None
         result = run.train(
@@ -115,7 +111,7 @@ class Trainer:
             fork=fork,
             on_log=log,
             callbacks=(*self.callbacks, *callbacks),
-            objects=self._objects,
+            objects=self.objects,
         )
         self._saved = result.latest_checkpoint_path
         return result
@@ -123,6 +119,13 @@ class Trainer:
     def save_checkpoint(self) -> Path | None:
         """Return the last checkpoint of the run: ``train`` saves when it ends or is interrupted. None: it raised."""
         return self._saved
+
+
+def with_total(config: RunConfig, total_timesteps: int) -> RunConfig:
+    """Set the environment steps of a run in all."""
+    raw = config.to_dict()
+    raw["trainer"]["total_timesteps"] = total_timesteps  # validated again, as from a file
+    return parse_untrusted(raw)
 
 
 def _write(writer: ScalarWriter, on_log: OnLog | None, step: int, metrics: dict[str, float]) -> object:

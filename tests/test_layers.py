@@ -19,7 +19,7 @@ LAYERS = [
     ["evaluation", "algorithms", "collectors", "experts"],
     ["config"],
     ["logs", "store", "training"],
-    ["run", "trainer", "population", "play", "report", "preflight"],
+    ["run", "trainer", "learner", "population", "play", "report", "preflight"],
     ["train", "pretrain", "distill", "evaluate", "transfer", "replay", "__main__"],
 ]
 """Folders and public modules: each imports from its own row and from those above it in this list. ``data`` has a

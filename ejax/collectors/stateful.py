@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from ejax.algorithms import grpo, ppo
 from ejax.algorithms.lookup import find_algorithm
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.step import init_host_run_state, step_metrics
@@ -158,18 +157,6 @@ class BaseAlgorithm:
 
 def _floats(metrics: Metrics) -> dict[str, float]:
     return {name: float(x) for name, x in jax.device_get(metrics).items()}
-
-
-class PPO(BaseAlgorithm):
-    """PPO with its state: ``PPO(cfg, policy)``."""
-
-    record = ppo.ALGORITHM
-
-
-class GRPO(BaseAlgorithm):
-    """GRPO with its state: ``GRPO(cfg, policy)``."""
-
-    record = grpo.ALGORITHM
 
 
 def build_algo(name: str, cfg_kwargs: Mapping[str, Any], policy: Policy, device: None = None) -> BaseAlgorithm:

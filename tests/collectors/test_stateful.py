@@ -14,9 +14,10 @@ from helpers.tiny import PPO as OPTIONS
 import ejax
 from ejax.algorithms.grpo import GRPOConfig
 from ejax.algorithms.ppo import ALGORITHM, PPOConfig, ppo_update
-from ejax.collectors.stateful import GRPO, PPO, BaseAlgorithm, build_algo
+from ejax.collectors.stateful import BaseAlgorithm, build_algo
 from ejax.config import ConfigError
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.learner import GRPO, PPO
 from ejax.optim import make_optimizer
 from ejax.rollout import reset, unroll
 from ejax.schema import registry

@@ -10,8 +10,8 @@ import pytest
 from tiny import NETWORK
 
 import ejax
-from ejax.collectors.stateful import GRPO, PPO
 from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.learner import GRPO, PPO
 
 N, F, A = 4, 3, 2
 KEY = jax.random.key(0)

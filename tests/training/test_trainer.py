@@ -10,10 +10,11 @@ from damages import same, what_is_left
 from helpers.tiny import EPISODE, EVALUATED, NUM_ENVS, STEPS, tiny
 
 from ejax.algorithms.ppo import ALGORITHM, PPOConfig
-from ejax.collectors.stateful import PPO, build_algo
+from ejax.collectors.stateful import build_algo
 from ejax.config import ConfigError, parse_config
 from ejax.envs.task.world import World
 from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.learner import PPO
 from ejax.play.saved_policy import evaluate_run
 from ejax.run import train
 from ejax.schema.frozen import freeze
@@ -229,12 +230,12 @@ def test_events_are_those_of_the_config() -> None:
     config["trainer"]["events"] = {"train": IN_A_FILE, "eval": {}}
     named = build(parse_config(config))
     trainer = trainer_of(raw(), event_cfg=EVENTS)
-    given = build(trainer.config, objects=trainer._objects)
+    given = build(trainer.config, objects=trainer.objects)
     assert given.env == named.env != given.eval_env == PointMassRL(max_episode_steps=EPISODE)
     of_eval = trainer_of(raw(), event_cfg={}, eval_event_cfg=EVENTS)
-    assert build(of_eval.config, objects=of_eval._objects).eval_env == named.env
+    assert build(of_eval.config, objects=of_eval.objects).eval_env == named.env
     both = trainer_of(raw(), event_cfg=EVENTS, eval_event_cfg=EVENTS)
-    assert build(both.config, objects=both._objects).eval_env is None  # one environment serves both
+    assert build(both.config, objects=both.objects).eval_env is None  # one environment serves both
 
 
 OWN = freeze({"late": EVENTS["late"]})
@@ -250,7 +251,7 @@ class Delayed(PointMassRL):
 @pytest.mark.slow
 def test_an_environments_own_events_happen() -> None:
     trainer = Trainer(Delayed(), policy_of(raw()), ALGORITHM, options={"batch_size": 16})
-    assert build(trainer.config, objects=trainer._objects).env == build(trainer.config).env != Delayed()
+    assert build(trainer.config, objects=trainer.objects).env == build(trainer.config).env != Delayed()
 
 
 @pytest.mark.slow
