@@ -81,10 +81,10 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     trust_words(args.trust)
     try:
-        options = {name: getattr(args, name) for name in ("member", "checkpoint", "clipping", "leapp")}
+        options = {name: getattr(args, name) for name in ("member", "checkpoint", "leapp")}
         with working(f"exporting {args.run} to {args.to}"):
             formats = None if args.formats is None else args.formats.split(",")
-            report = export_run(args.run, args.to, formats, **options)
+            report = export_run(args.run, args.to, formats, clipping=args.clip, **options)
     except ParityError as error:
         print("FAIL")
         return refused("ejax export", error, 1)
