@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from numpy.typing import NDArray
+from plots import finish, panels
 
 from ejax.collectors import HostCollector
 from ejax.config import load_config
@@ -105,19 +106,10 @@ def success_of(parts: Parts, params: Any) -> float:
 
 
 def plot(results: dict[str, list[dict[str, float]]], path: Path, env_ms: float) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+    figure, (axes,) = panels([f"PointMass, PPO, environment steps of {env_ms:g} ms, one seed"])
     for name, history in results.items():
         axes.plot([h["seconds"] for h in history], [h["success"] for h in history], label=name, linewidth=1.6)
-    axes.set(xlabel="seconds of training (evaluation not counted)", ylabel="success rate", ylim=(0, 1.02))
-    axes.set_title(f"PointMass, PPO, environment steps of {env_ms:g} ms")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=110)
+    finish(figure, [axes], path, x="seconds of training (evaluation not counted)", y="success")
 
 
 def main() -> None:

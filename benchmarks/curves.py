@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from plots import COLOURS, finish, panels
 
 
 def main() -> None:
@@ -19,6 +20,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="NAME=RUN", help="runs of one name have one color")
     parser.add_argument("--metric", required=True, metavar="TAG", help="in training, and with eval/ in evaluations")
     parser.add_argument("--label", required=True, metavar="TEXT", help="of the metric")
+    parser.add_argument("--title", metavar="TEXT", help="of the picture; the label, unless given")
     parser.add_argument("--top", type=float, metavar="X", help="of the metric's axis")
     parser.add_argument("--level", metavar="NAME=X", help="a dashed line")
     parser.add_argument("--seconds", action="store_true", help="over the time since the start, not environment steps")
@@ -27,16 +29,11 @@ def main() -> None:
 
 
 def draw(args: argparse.Namespace) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    figure, (axis,) = panels([args.title or args.label])
     colors: dict[str, str] = {}
     for name, _, run in (text.partition("=") for text in args.runs):
         new = name not in colors
-        style: dict[str, Any] = {"color": colors.setdefault(name, f"C{len(colors)}")}
+        style: dict[str, Any] = {"color": colors.setdefault(name, COLOURS[len(colors) % len(COLOURS)])}
         style |= {"label": name} if new else {}
         x, y = _series(Path(run), f"eval/{args.metric}", args.seconds)
         steps, values = _series(Path(run), args.metric, args.seconds)
@@ -47,11 +44,11 @@ def draw(args: argparse.Namespace) -> None:
         name, _, level = args.level.partition("=")
         axis.axhline(float(level), color="0.5", linestyle="--", linewidth=1)
         axis.text(axis.get_xlim()[1], float(level), name, color="0.4", ha="right", va="bottom")
-    axis.set(xlabel="seconds" if args.seconds else "million environment steps", ylabel=args.label)
     axis.set_ylim(0, args.top)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
-    figure.savefig(args.out, dpi=130)
+    x = "seconds since the start" if args.seconds else "million environment steps"
+    finish(
+        figure, [axis], args.out, x=x, y=args.label, note="points: evaluations; lines: mean of nine logs of training"
+    )
 
 
 def _series(run: Path, tag: str, seconds: bool) -> tuple[list[float], list[float]]:

@@ -9,9 +9,12 @@ from glob import glob
 from pathlib import Path
 
 import numpy as np
+from plots import COLOURS, finish, panels
 
 from ejax.population.lanes import summaries
 from ejax.store.run_dir import open_run_directory
+
+_NAMES = {"eval/success_rate": "success", "eval/avg_reward": "return", "eval/avg_length": "length, steps"}
 
 
 def main() -> None:
@@ -22,16 +25,12 @@ def main() -> None:
     parser.add_argument(
         "--beside", nargs="*", default=[], metavar="NAME=RUN,RUN", help="other runs, seeds of one thing; * is read"
     )
+    parser.add_argument("--title", metavar="TEXT", help="of the picture; the run's name, unless given")
     args = parser.parse_args()
-    draw(args.run, args.tags, args.out, args.beside)
+    draw(args.run, args.tags, args.out, args.beside, args.title)
 
 
-def draw(run: Path | None, tags: list[str], out: Path, beside: list[str]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def draw(run: Path | None, tags: list[str], out: Path, beside: list[str], title: str | None = None) -> None:
     groups: dict[str, list[Path]] = {}
     if run is not None:
         directory, config = open_run_directory(run)
@@ -41,19 +40,25 @@ def draw(run: Path | None, tags: list[str], out: Path, beside: list[str]) -> Non
             groups.setdefault(label, []).append(directory.member(member.number).path)
     for name, _, patterns in (each.partition("=") for each in beside):
         groups[name] = [path for pattern in patterns.split(",") for path in sorted(map(Path, glob(pattern)))]
-    figure, axes = pyplot.subplots(1, len(tags), figsize=(5 * len(tags), 3.2), layout="constrained", squeeze=False)
-    for axis, tag in zip(axes[0], tags, strict=True):
+    figure, axes = panels([title or (run.name if run else out.stem), *[""] * (len(tags) - 1)], columns=len(tags))
+    for axis, tag in zip(axes, tags, strict=True):
         for i, (label, folders) in enumerate(groups.items()):
+            colour = COLOURS[i % len(COLOURS)]
             curves = [_curve(folder, tag) for folder in folders]
             for curve in curves:
-                axis.plot([step / 1e6 for step in curve], list(curve.values()), color=f"C{i}", linewidth=0.6, alpha=0.5)
+                axis.plot(
+                    [step / 1e6 for step in curve],
+                    list(curve.values()),
+                    color=colour,
+                    linewidth=0.6,
+                    alpha=0.5,
+                )
             steps = [step for step in curves[0] if all(step in curve for curve in curves)]
             middle = [summaries({tag: np.array([curve[step] for curve in curves])})[f"{tag}/iqm"] for step in steps]
-            axis.plot([step / 1e6 for step in steps], middle, color=f"C{i}", linewidth=2, label=label)
-        axis.set(xlabel="million environment steps", ylabel=tag)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0][-1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
-    figure.savefig(out, dpi=130)
+            axis.plot([step / 1e6 for step in steps], middle, color=colour, linewidth=2, label=label)
+    names = [_NAMES.get(tag, tag) for tag in tags]
+    note = "thin: a seed; thick: interquartile mean over the seeds; evaluations of the deterministic action"
+    finish(figure, axes, out, x="million environment steps", y=names, note=note)
 
 
 def _curve(folder: Path, tag: str) -> dict[int, float]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from plots import COLOURS, finish, panels
 from scipy import stats
 
 from ejax.report.runs import Run, runs_in
@@ -293,23 +294,15 @@ def resample(scores: Array, rng: np.random.Generator, count: int = RESAMPLES) ->
 
 def draw(found: Sequence[Compared], sides: tuple[Side, Side], metric: str, path: Path) -> None:
     """Draw a panel for each task up to the step that is compared."""
-    import matplotlib.pyplot as plt
-
-    rows = -(-len(found) // 3)
-    figure, axes = plt.subplots(rows, min(3, len(found)), figsize=(13, 3.5 * rows), squeeze=False)
-    for axis in axes.flat[len(found) :]:
-        axis.set_visible(False)
-    for axis, each in zip(axes.flat, found, strict=False):
-        for side, colour in zip(sides, ("tab:blue", "tab:orange"), strict=True):
+    figure, axes = panels([each.task for each in found])
+    for axis, each in zip(axes, found, strict=True):
+        for side, colour in zip(sides, COLOURS, strict=False):
             seeds = side.curves[each.task]
             steps, curves = on_one_grid(list(seeds.values()), each.step * (1.0 + NEAR))
             draw_band(axis, steps / 1e3, curves, colour, f"{side.name}, {len(seeds)} seeds")
-        axis.set_title(each.task)
-        axis.set_xlabel("thousand env steps")
-        axis.legend(fontsize=7, loc="lower right", framealpha=0.6)
-    figure.supylabel(metric)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+        axis.legend(fontsize=7, loc="upper left", framealpha=0.6)
+    name = metric.removeprefix("avg_")
+    finish(figure, axes, path, x="thousand environment steps", y=name, note=BANDS)
 
 
 def on_one_grid(curves: Sequence[dict[float, float]], end: float) -> tuple[Array, Array]:
@@ -318,6 +311,9 @@ def on_one_grid(curves: Sequence[dict[float, float]], end: float) -> tuple[Array
     steps = np.array(sorted({step for curve in curves for step in curve if first <= step <= min(last, end)}))
     ordered = [sorted(curve.items()) for curve in curves]
     return steps, np.array([np.interp(steps, *np.array(each).T) for each in ordered]).reshape(len(curves), -1)
+
+
+BANDS = "thin: a seed; thick: interquartile mean over the seeds; band: its 95% bootstrap interval"
 
 
 def draw_band(axis: Any, steps: Array, curves: Array, colour: str, label: str) -> None:

@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from plots import finish, panels
 from scipy import stats
-from score_tables import TableError, compare, draw_band, export
+from score_tables import BANDS, TableError, compare, draw_band, export
 
 from ejax.config import load_config
 from ejax.logs.json_records import FactsError
@@ -296,13 +297,9 @@ def interquartile_mean(scores: np.ndarray[Any, Any]) -> tuple[float, tuple[float
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw a panel for each task: the seeds' evaluations, thin, and their interquartile mean with its interval."""
-    import matplotlib.pyplot as plt
-
     tasks = sorted({row["task"] for row in rows})
-    figure, axes = plt.subplots(2, -(-len(tasks) // 2), figsize=(13, 6), squeeze=False)
-    for axis in axes.flat[len(tasks) :]:
-        axis.set_visible(False)
-    for axis, task in zip(axes.flat, tasks, strict=False):
+    figure, axes = panels(tasks)
+    for axis, task in zip(axes, tasks, strict=True):
         for (_, config, library), group in groups([row for row in rows if row["task"] == task]):
             colour = _COLOURS.get((config, library), "tab:grey")
             length = min(len(row["curve"]) for row in group)
@@ -312,12 +309,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             draw_band(axis, steps, curves, colour, label)
         for (source, score), line in zip(PUBLISHED.get(task, {}).items(), (":", "--"), strict=False):
             axis.axhline(score, color="black", linestyle=line, linewidth=1, label=f"{source}'s")
-        axis.set_title(task)
-        axis.set_xlabel("thousand env steps")
         axis.legend(fontsize=6, loc="lower right", framealpha=0.6)
-    figure.supylabel("mean return of an evaluation, deterministic")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    finish(figure, axes, path, x="thousand environment steps", y="return", note=f"deterministic actions; {BANDS}")
 
 
 _COLOURS = {("zoo", "ejax"): "tab:blue", ("zoo", "sb3"): "tab:orange", ("mujoco", "ejax"): "tab:green"}

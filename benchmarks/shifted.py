@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from plots import finish, panels
 
 from ejax.config import parse_config
 from ejax.evaluation import evaluate, summarize
@@ -119,22 +120,15 @@ def table(scores: Mapping[str, Sequence[float]], metric: str) -> str:
 
 def plot(scores: Mapping[str, Sequence[float]], metric: str, path: Path) -> None:
     """Bars, grouped by physics."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+    figure, (axes,) = panels(["Policies under changed physics; longer bars are better"])
+    figure.set_size_inches(9.0, 4.5)
     height = 0.8 / len(scores)
     for i, (name, values) in enumerate(scores.items()):
         axes.barh(np.arange(len(values)) + height * (i - (len(scores) - 1) / 2), values, height, label=name)
     axes.set_yticks(range(len(SHIFTS)), list(SHIFTS))
     axes.invert_yaxis()
-    axes.set_xlabel(metric)
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    axes.set_xlim(0.0, 1.0 if "success" in metric else None)
+    finish(figure, [axes], path, x={"eval/success_rate": "success"}.get(metric, metric), y="")
 
 
 if __name__ == "__main__":
