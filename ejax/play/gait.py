@@ -141,7 +141,7 @@ def make_card(legs: VelocityRL, seen: Mapping[str, NDArray[Any]]) -> Card:
         "falls": falls[:, 0],
         "all_down": mean(np.asarray(touching.all(axis=-1))),
         "slip": mean(quiet["slip"]) / np.maximum(duty.sum(axis=-1), 1e-6),
-        "air_time": (1.0 - duty).sum(axis=-1) * period / np.maximum(landings, period / _SECONDS),
+        "air_time": np.where(landings > 0.0, (1.0 - duty).sum(axis=-1) * period / np.maximum(landings, 1e-6), np.nan),
         "torque": np.sqrt(mean(quiet["torque"])),
         "action_rate": np.sqrt(mean(quiet["action_rate"])),
     }
@@ -211,7 +211,7 @@ def card_text(card: Card) -> str:
     lines += [
         f"{len(card['commands'])} commands (x ±1, y ±1 m/s, yaw ±0.5 rad/s): {facts['velocity_error']} m/s, "
         f"{facts['yaw_error']} rad/s off; falls {facts['falls']}",
-        f"the {card['in_range']} of them in the task's ranges: {facts['velocity_error_in_range']} m/s, "
+        f"in the task's ranges ({card['in_range']} of them): {facts['velocity_error_in_range']} m/s, "
         f"{facts['yaw_error_in_range']} rad/s off",
         f"walking: asymmetry {facts['asymmetry']}, flight {facts['air_time']} s, slip {facts['slip']} m/s, torque "
         f"{facts['torque']} N·m, action rate {facts['action_rate']}",

@@ -204,6 +204,20 @@ def test_a_part_of_commands_is_along_or_about_one_axis(single: float) -> None:
     np.testing.assert_array_equal(drawn.velocity[~alone], plain.velocity[~alone])
 
 
+@pytest.mark.parametrize("now", [False, True], ids=["of the task", "of a curriculum"])
+def test_each_part_of_a_command_is_zero_with_its_own_probability(now: bool) -> None:
+    shares = {"zero_x": 0.2, "zero_y": 0.7, "zero_yaw": 0.5}
+    keys, given = jax.random.split(jax.random.key(0), 4000), {name: jnp.array(share) for name, share in shares.items()}
+    ranges = CommandRanges(forward=0.0, heading=1.0, **({} if now else shares))
+    drawn = jax.vmap(lambda key: ranges.draw(key, 0.02, given if now else {}))(keys)
+    zero = np.asarray(drawn.velocity == 0.0)
+    np.testing.assert_allclose(zero.mean(axis=0), list(shares.values()), atol=0.03)
+    assert abs(zero.all(axis=1).mean() - 0.2 * 0.7 * 0.5) < 0.02  # one knows nothing of the others
+    np.testing.assert_array_equal(drawn.follows_heading, ~zero[:, 2])  # which would turn the robot after all
+    plain = jax.vmap(lambda key: CommandRanges(forward=0.0).draw(key, 0.02))(keys)
+    np.testing.assert_array_equal(drawn.velocity, np.where(zero, 0.0, plain.velocity))
+
+
 def test_parts_that_shall_not_touch_the_ground_are_weighed_one_by_one() -> None:
     legged = sensed((0,), unwanted_sensors=((PLACE_WIDTH, 2 * PLACE_WIDTH), (3 * PLACE_WIDTH,)))
     readings = np.zeros((4, 4 * PLACE_WIDTH))

@@ -3,9 +3,10 @@
     v_x, v_y, ω_z ~ uniform;   heading rows: ω_z = clip(k·wrap(ψ* − ψ), range of ω_z);   standing rows: 0
     forward rows: v_x = max(|v_x|, 0.3), v_y = ω_z = 0 (a heading still turns them)
     single rows: two of v_x, v_y, ω_z are 0, and no heading is followed
+    before: v_x, v_y, ω_z (then without a heading) are each 0 with a probability of their own
 
 Source: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: there a heading turns single rows too, and
-forward rows among them go straight on.
+forward rows among them go straight on. The zeros are MuJoCo Playground 0.2's.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from ejax.types import Array, Key
 NumberRange: TypeAlias = tuple[float, float]
 
 _SLOWEST_FORWARD = 0.3  # m/s
+_ZEROS = ("zero_x", "zero_y", "zero_yaw")
 
 
 def check_range(where: str, bounds: NumberRange, *, positive: bool) -> None:
@@ -41,8 +43,8 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandRanges:
-    """Ranges of commands: m/s, rad/s, s, and the parts of commands that stand, follow a heading, go straight on, or are
-    along or about one axis only."""
+    """Ranges of commands: m/s, rad/s, s, and the parts of commands that stand, follow a heading, go straight on, are
+    along or about one axis only, or have no v_x, v_y or ω_z."""
 
     lin_vel_x: NumberRange = (-1.0, 1.0)
     lin_vel_y: NumberRange = (-1.0, 1.0)
@@ -52,12 +54,15 @@ class CommandRanges:
     heading: float = 0.3
     forward: float = 0.2
     single: float = 0.0
+    zero_x: float = 0.0
+    zero_y: float = 0.0
+    zero_yaw: float = 0.0
     heading_stiffness: float = 0.5  # 1/s
 
     def __post_init__(self) -> None:
         for name in ("lin_vel_x", "lin_vel_y", "ang_vel_z", "resampling_time"):
             check_range(f"command.{name}", getattr(self, name), positive=name == "resampling_time")
-        for name in ("standing", "heading", "forward", "single"):
+        for name in ("standing", "heading", "forward", "single", *_ZEROS):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"command.{name} must be a part, from 0 to 1, got {getattr(self, name)}")
 
@@ -73,8 +78,12 @@ class CommandRanges:
         straight = jnp.zeros(3).at[0].set(jnp.maximum(jnp.abs(velocity[0]), _SLOWEST_FORWARD))
         first, last = given["resampling_time"]
         seconds = jax.random.uniform(keys["time"], (), minval=first, maxval=last)
-        velocity = jnp.where(jax.random.bernoulli(keys["forward"], given["forward"]), straight, velocity)
         follows = jax.random.bernoulli(keys["follows"], given["heading"])
+        if any(getattr(self, name) or name in now for name in _ZEROS):
+            parts = jnp.array([given[name] for name in _ZEROS])
+            zero = jax.random.bernoulli(jax.random.fold_in(key, 2), parts)
+            velocity, follows = jnp.where(zero, 0.0, velocity), follows & ~zero[2]
+        velocity = jnp.where(jax.random.bernoulli(keys["forward"], given["forward"]), straight, velocity)
         if self.single or "single" in now:
             # turning on the spot or a step aside else hardly occurs, and is taken for standing
             key_single, key_axis = jax.random.split(jax.random.fold_in(key, 1))
