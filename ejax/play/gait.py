@@ -3,8 +3,8 @@
     x, y ∈ {0, ±½, ±1} m/s, yaw ∈ {0, ±½} rad/s, mjlab's ranges; each is held for 8 s, of which the first is left out
 
     duty             share of time on the ground, of each foot
-    asymmetry        the greatest difference between the duty of a foot under c and that of the foot across from it
-                     under the mirror image of c: for a straight command, left against right
+    asymmetry        the greatest difference between the duty of a foot in an episode of c and that of the foot across
+                     from it in one of the mirror image of c: for a straight command, left against right in one episode
     all_down         share of time with all feet on the ground
     slip             m/s: mean level speed of feet on the ground
     air_time         s: mean flight
@@ -141,14 +141,18 @@ def make_card(legs: VelocityRL, seen: Mapping[str, NDArray[Any]]) -> Card:
         "falls": falls[:, 0],
         "all_down": mean(np.asarray(touching.all(axis=-1))),
         "slip": mean(quiet["slip"]) / np.maximum(duty.sum(axis=-1), 1e-6),
-        "air_time": np.where(landings > 0.0, (1.0 - duty).sum(axis=-1) * period / np.maximum(landings, 1e-6), np.nan),
+        "air_time": _share((1.0 - duty).sum(axis=-1) * period, landings),
         "torque": np.sqrt(mean(quiet["torque"])),
         "action_rate": np.sqrt(mean(quiet["action_rate"])),
     }
     across, mirrored = np.arange(len(feet)), [GRID.index((x, -y, -yaw)) for x, y, yaw in GRID]
     with suppress(ValueError):  # feet without sides are their own counterparts
         across = np.array(other_sides(feet))
-    columns["asymmetry"] = np.abs(duty - duty[mirrored][:, across]).max(axis=-1)
+    # by episode: a policy that limps now on the left, now on the right is symmetric, its gaits are not
+    num_steps = counts.sum(axis=0)[..., None]
+    own = _share((touching & counts[..., None]).sum(axis=0), num_steps)
+    apart = np.abs(own - own[mirrored][..., across]).max(axis=-1)
+    columns["asymmetry"] = _share(np.nansum(apart, axis=-1), np.isfinite(apart).sum(axis=-1))
     moving = np.arange(len(GRID)) != _STANDING
     ranges = legs.task.command
     lows, highs = np.array([ranges.lin_vel_x, ranges.lin_vel_y, ranges.ang_vel_z]).T
@@ -158,13 +162,16 @@ def make_card(legs: VelocityRL, seen: Mapping[str, NDArray[Any]]) -> Card:
         "yaw_error": _average(columns["yaw_error"]),
         "all_down_standing": _average(columns["all_down"][[_STANDING]]),
         "falls": _average(falls[:, 0]),
+        # of all flights, since a leg that is held up has none
+        "air_time": _number(_share(np.nansum((1.0 - duty[moving]) * period), np.nansum(landings[moving]))),
         "survive_pushes": 1.0 - float(falls[:, 1].mean()),
         "velocity_error_in_range": _average(columns["velocity_error"][trained]),
         "yaw_error_in_range": _average(columns["yaw_error"][trained]),
     }
     del summary["all_down"]
     last = first + round(_SHOWN / period)
-    shown = {name: seen["touching"][first:last, GRID.index(each), 0, 0] for name, each in NAMED.items()}
+    still = seen["touching"].astype(bool) & seen["counts"][..., None]
+    shown = {name: still[first:last, GRID.index(each), 0, 0] for name, each in NAMED.items()}
     return {
         "feet": feet,
         "control_period": period,
@@ -176,6 +183,10 @@ def make_card(legs: VelocityRL, seen: Mapping[str, NDArray[Any]]) -> Card:
         "columns": {name: [_number(x) for x in column] for name, column in columns.items()},
         "contacts": {name: ["".join(str(int(x)) for x in foot) for foot in steps.T] for name, steps in shown.items()},
     }
+
+
+def _share(x: Any, total: Any) -> NDArray[Any]:
+    return np.asarray(np.where(total > 0.0, x / np.maximum(total, 1e-9), np.nan))
 
 
 def _average(x: NDArray[Any]) -> float | None:

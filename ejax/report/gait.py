@@ -79,7 +79,7 @@ def _heat_map(title: str, errors: Sequence[float | None], commands: Sequence[Seq
         share = 1.0 if error is None else min(max(error, 0.0) / _FULL, 1.0)
         place = f'x="{left:.1f}" y="{top}" width="{step_x - 1:.1f}" height="{_CELL - 1}"'
         parts.append(f'<rect class="fill c1" {place} opacity="{0.08 + 0.82 * share:.2f}"/>')
-        text = "–" if error is None else f"{error:.1f}" if error >= 1.0 else f"{error:.2f}".removeprefix("0")
+        text = "–" if error is None else f"{error:.1f}" if error >= 0.995 else f"{error:.2f}".removeprefix("0")
         middle = f'x="{left + step_x / 2:.1f}" y="{top + 13}" text-anchor="middle"'
         parts.append(f'<text class="cell" {middle}>{text}</text>')
     for i, yaw in enumerate(yaws):

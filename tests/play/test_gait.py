@@ -50,7 +50,12 @@ def test_a_limp_is_seen_beside_the_mirror_image_of_the_command() -> None:
     played = seen()
     played["touching"][:, FORWARD, 0, :, 0] = True  # FR never leaves the ground
     played["touching"][:, [LEFT], 0, :, 0] = played["touching"][:, [RIGHT], 0, :, 1] = True  # no limp: the other side's
+    fast = GRID.index(NAMED["fast"])
+    played["touching"][:, fast, 0, 0, 0] = played["touching"][:, fast, 0, 1, 1] = (
+        True  # now on the right, now on the left
+    )
     asymmetry = make_card(LEGS, played)["columns"]["asymmetry"]
+    assert asymmetry[fast] == pytest.approx(0.5, abs=0.02)
     assert [asymmetry[i] for i in (FORWARD, LEFT, RIGHT, STANDING)] == pytest.approx([0.5, 0.0, 0.0, 0.0], abs=0.02)
 
 
