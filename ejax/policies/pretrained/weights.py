@@ -7,7 +7,8 @@ Reading runs no code of a file.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,6 +84,22 @@ def load_weights(model_path: str | Path) -> dict[str, np.ndarray]:
     except (OSError, RuntimeError, ValueError) as error:
         text = str(error)
         raise WeightsError(shorten(text if str(path) in text else f"{path}: {text}")) from error
+
+
+def weight_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]]:
+    """Read the shape of every array of ``load_weights(model_path)``; of safetensors from its header alone."""
+    path = find_weights(model_path)
+    if path.suffix != _SAFETENSORS:
+        return {name: x.shape for name, x in load_weights(path).items()}
+    with _opened(path) as file:
+        return unwrapped({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+
+
+def renamed(name: str, rename: Mapping[str, str]) -> str:
+    """Replace in ``name``, one after another, what each regular expression of ``rename`` finds."""
+    for pattern, replacement in rename.items():
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def unwrapped(tensors: Mapping[str, T], common: str = "") -> dict[str, T]:
@@ -162,18 +179,16 @@ def _by_leaf(
     placed: dict[str, str] = {}
     left, twice = [], []
     for name in names:
-        renamed = name
-        for pattern, replacement in rename.items():
-            renamed = re.sub(pattern, replacement, renamed)
-        before, _, last = renamed.rpartition(".")
-        spellings = [renamed, *(f"{before}.{flax}".removeprefix(".") for flax in _LEAVES.get(last, ()))]
+        new = renamed(name, rename)
+        before, _, last = new.rpartition(".")
+        spellings = [new, *(f"{before}.{flax}".removeprefix(".") for flax in _LEAVES.get(last, ()))]
         leaf = next((spelling for spelling in spellings if spelling in leaves), None)
         if leaf in placed:
             twice.append(f"{name} (as {leaf}, which is {placed[leaf]})")
         elif leaf is not None:
             placed[leaf] = name
         elif not name.startswith(may_be_left):
-            left.append(name if renamed == name else f"{name} (as {renamed})")
+            left.append(name if new == name else f"{name} (as {new})")
     return placed, left, twice
 
 
@@ -199,6 +214,18 @@ def _odd(array: np.ndarray, wanted: Any) -> str | None:
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays; safetensors itself bounds a header's size and depth."""
+    with _opened(path) as file:
+        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
+        # the numbers of a quantized array are wrong by a scale that stands elsewhere in the file
+        if not (odd := [f"{name} is {kind}" for name, kind in kinds.items() if kind not in _TYPES]):
+            return {name: file.get_tensor(name) for name in kinds}
+    text = "What is quantized needs its scales: convert it to F32 or BF16 with the program that made it"
+    raise WeightsError(f"{path}: {_first(odd)}; allowed are {', '.join(_TYPES)}. {text}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file. WeightsError: it is none, is damaged, or its package is not installed."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -206,14 +233,9 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     check_plain(path, HUGE)
     try:
         with safe_open(path, "numpy") as file:
-            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
-            # the numbers of a quantized array are wrong by a scale that stands elsewhere in the file
-            if not (odd := [f"{name} is {kind}" for name, kind in kinds.items() if kind not in _TYPES]):
-                return {name: file.get_tensor(name) for name in kinds}
+            yield file
     except SafetensorError as error:
         raise WeightsError(f"{path} is not a safetensors file, or is damaged: {error}") from error
-    text = "What is quantized needs its scales: convert it to F32 or BF16 with the program that made it"
-    raise WeightsError(f"{path}: {_first(odd)}; allowed are {', '.join(_TYPES)}. {text}")
 
 
 def _read_registered(path: Path) -> dict[str, np.ndarray]:
