@@ -164,7 +164,7 @@ def bc_loss(params: Params, batch: Batch, *, policy: Policy, config: BCConfig) -
         raise ValueError(f"{text}; give algorithm.cfg.loss: {'flow' if is_flow else 'nll or mse'}")
     if continuous:
         each = action.shape[-1]
-        size = _chunk_size(distribution.spec.size if is_flow else distribution.mode().shape[-1], each)
+        size = _chunk_size(distribution.spec.taught_size if is_flow else distribution.mode().shape[-1], each)
         target, known = chunk_targets(action, size, frame, loss_mask)
     else:
         target = _at(action, frame)

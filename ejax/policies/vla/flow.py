@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from ejax.distributions import Drawn
@@ -39,10 +40,19 @@ class FlowSpec:
     horizon: int
     action_dim: int
     head: HeadConfig
+    robot_dim: int | None = None
+    """Numbers of the robot's action, of a network of LeRobot's with units of its own, which it converts:
+    ``apply(variables, chunk [..., K, A], method="to_env")`` makes what the environment gets, ``"to_model"`` is its
+    inverse. Its ``velocity`` takes 1 − τ, exact at each step: close times differ much to it. None: no other units."""
 
     @property
     def size(self) -> int:
         return self.horizon * self.action_dim
+
+    @property
+    def taught_size(self) -> int:
+        """Numbers of a chunk that is cloned."""
+        return self.horizon * (self.robot_dim or self.action_dim)
 
 
 @struct.dataclass
@@ -87,8 +97,8 @@ class FlowChunk(Distribution):
         return flat.reshape(*self.batch, -1)
 
     def mode(self) -> Array:
-        """Make the chunk of zero noise, [..., K·A]."""
-        return self.from_noise(jnp.zeros((*self.batch, self.spec.size)))
+        """Make the environment's chunk of zero noise, [..., K·A]."""
+        return self.env_action(self.from_noise(jnp.zeros((*self.batch, self.spec.size))))
 
     def from_noise(self, noise: Array) -> Array:
         """Make the chunk of ``noise`` [..., K·A], without noise on the way."""
@@ -102,7 +112,12 @@ class FlowChunk(Distribution):
 
     def env_action(self, decision: Array) -> Array:
         """Return a decision's part for the environment, [..., K·A]."""
-        return decision[..., : self.spec.size]
+        chunk = decision[..., : self.spec.size]
+        if self.spec.robot_dim is None:
+            return chunk
+        chunk = chunk.reshape(*chunk.shape[:-1], self.spec.horizon, self.spec.action_dim)
+        given = self.spec.network.apply(self.variables, chunk, method="to_env")
+        return given.reshape(*given.shape[:-2], -1)
 
     def log_prob(self, decision: Array) -> Array:
         """Compute log π [...] of the stochastic steps of a decision."""
@@ -134,29 +149,40 @@ class FlowChunk(Distribution):
         return Drawn(self.log_prob(decision))
 
     def matching_loss(self, target: Array, key: Key) -> Array:
-        """Compute the flow-matching loss of ``target``, [..., K, A], averaged over ``samples_per_row`` draws."""
-        action = target.reshape(math.prod(self.batch), self.spec.horizon, self.spec.action_dim)
+        """Compute the flow-matching loss of ``target``, [..., K, A], averaged over ``samples_per_row`` draws.
+
+        A network of LeRobot's has LeRobot's: ‖v − (a − ε)‖², 1 − τ = 0.001 + 0.999·β, β ~ Beta(1.5, 1).
+        """
+        action = target.reshape(math.prod(self.batch), self.spec.horizon, target.shape[-1])
+        theirs = self.spec.robot_dim is not None
+        if theirs:
+            action = self.spec.network.apply(self.variables, action, method="to_model")
 
         def at_one_time(key: Key) -> Array:
             key_noise, key_time = jax.random.split(key)
             noise = jax.random.normal(key_noise, action.shape)
             # more often near the noise, where the observation alone determines the action
-            tau = 1.0 - jnp.sqrt(jax.random.uniform(key_time, action.shape[:1]))
+            drawn = jax.random.uniform(key_time, action.shape[:1])
+            left = 0.001 + 0.999 * drawn ** (2.0 / 3.0) if theirs else jnp.sqrt(drawn)
+            tau = 1.0 - left
             share = tau[:, None, None]
-            velocity = self._velocity(share * action + (1.0 - share) * noise, tau)
-            return jnp.square((1.0 - share) * (velocity - (action - noise)))
+            velocity = self._velocity(share * action + (1.0 - share) * noise, tau, left)
+            error = velocity - (action - noise)
+            return jnp.square(error if theirs else (1.0 - share) * error)
 
         keys = jax.random.split(key, self.spec.head.samples_per_row)
-        return jax.vmap(at_one_time)(keys).mean(axis=0).reshape(target.shape)
+        return jax.vmap(at_one_time)(keys).mean(axis=0)[..., : target.shape[-1]].reshape(target.shape)
 
-    def _velocity(self, x: Array, tau: Array) -> Array:
-        return self.spec.network.apply(self.variables, self.context, x, tau, method="velocity")
+    def _velocity(self, x: Array, tau: Array, left: Array) -> Array:
+        time = tau if self.spec.robot_dim is None else left
+        return self.spec.network.apply(self.variables, self.context, x, time, method="velocity")
 
     def _step(self, x: Array, number: Array) -> tuple[Array, Array, Array]:
         """Compute ``(μ, σ·√Δ, x + Δ·v)`` of step ``number`` [B]; x: [B, K, A]."""
         step = 1.0 / self.spec.head.num_steps
-        tau = number.astype(jnp.float32) * step
-        velocity = self._velocity(x, tau)
+        tau = number.astype(x.dtype) * step
+        left = jnp.asarray(1.0 - np.arange(self.spec.head.num_steps) / self.spec.head.num_steps, x.dtype)
+        velocity = self._velocity(x, tau, left[number.astype(jnp.int32)])
         share = tau[:, None, None]
         plain = x + step * velocity
         # σ² / (2(1 − τ)) = a² / 2
