@@ -23,6 +23,7 @@ from golden_pairs import GOLDEN, load
     "ppo_adamw_linear",
     "ppo_layernorm",
     "FlashSAC",
+    "float64",
 )
 @pytest.mark.parametrize("compare", goldens.COMPARISONS.values(), ids=[" ".join(key) for key in goldens.COMPARISONS])
 def test_the_recorded_numbers_are_ours(compare: Callable[..., Any]) -> None:

@@ -378,7 +378,8 @@ class PolicyConfig(StrictModel):
     """``policy``."""
 
     name: Annotated[str, AfterValidator(partial(trusted_name, "policy"))]
-    """``actor_critic``, ``actor_only``, ``vision``, ``vla``, or your class, ``package.module:Name``."""
+    """``actor_critic``, ``actor_only``, ``vision``, ``vla``, ``pi0``, ``smolvla``, or your class,
+    ``package.module:Name``."""
     cfg: Kwargs = Field(default_factory=FrozenDict)
     """Arguments of your policy class."""
     action_dim: PositiveInt | None = None
@@ -401,7 +402,7 @@ class PolicyConfig(StrictModel):
     obs_groups: ObsGroups = ObsGroups()
     """Parts of a nested observation that each network reads."""
     vla_config: VLAConfig | None = None
-    """Options of the policy ``vla``."""
+    """Options of the policies ``vla``, ``pi0`` and ``smolvla``."""
     init_from: PathText | None = None
     """ejax: the policy to start from: a checkpoint's folder, a run's (its best checkpoint), the name of a policy that
     comes with ejax, or EmbodiChain's file ``….pt``. Optimizer and step count start from zero."""

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "policy",
         type=a_path,
         metavar="RUN-or-EXPORT",
-        help="a run's folder or an export's, or a policy of ejax's by name",
+        help="a run's folder, an export's or LeRobot's of pi0 or SmolVLA, or a policy of ejax's by name",
     )
     parser.add_argument("--host", default="127.0.0.1", help="any but the loopback's needs --token")
     parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0: any that is free")

@@ -1,4 +1,4 @@
-"""Policies to serve: of an export, in ONNX Runtime and without JAX, or of a run, in JAX."""
+"""Policies to serve: of an export, in ONNX Runtime and without JAX, or of a run or LeRobot's folder, in JAX."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class Served:
 
 
 def load_served(path: Path, *, checkpoint: str | None = None, member: int | None = None, device: str = "cpu") -> Served:
-    """Load an export, which is a folder with a ``contract.json``, or a run.
+    """Load an export, which is a folder with a ``contract.json``, LeRobot's folder of pi0 or SmolVLA, or a run.
 
     Args:
         checkpoint, member, device: of a run, as ``ejax.load`` takes them.
@@ -85,6 +85,8 @@ def load_served(path: Path, *, checkpoint: str | None = None, member: int | None
         FileNotFoundError: it is neither. ValueError: an export that cannot be run. ParityError: one that was changed.
         CheckpointError, ConfigError: as ``ejax.load``.
     """
+    if (path / "config.json").is_file() and (path / "model.safetensors").is_file():
+        return _load_folder(path)
     if not (path / "contract.json").exists():
         return _load_run(path, checkpoint, member, device)
     if checkpoint is not None or member is not None:
@@ -162,6 +164,44 @@ def _load_run(run: Path, checkpoint: str | None, member: int | None, device: str
         example=example,
         first_memory=[np.asarray(x) for x in memory],
         act=act,
+    )
+
+
+def _load_folder(folder: Path) -> Served:
+    """Load pi0 or SmolVLA from a folder of LeRobot's: chunks without noise, in the robot's units."""
+    import jax
+
+    from ejax.policies.vla.lerobot_folder import tokenizer
+    from ejax.policies.vla.lerobot_policy import open_folder
+
+    policy, params, spaces = open_folder(folder)
+    encode, shapes = tokenizer(str(policy.folder), policy.tokens), {name: x.shape or () for name, x in spaces.items()}
+    spec = policy.spec
+    entries = [{"name": name, "shape": ["batch", *shape]} for name, shape in shapes.items()]
+    action = {"chunk": {"shape": [spec.horizon, spec.action_dim]}}
+
+    def leaves_of(parts: ObservationParts) -> Leaves:
+        if not isinstance(parts[_PROMPT], str):
+            raise ValueError(f"'{_PROMPT}' must be a text")
+        given = [in_type(parts[name], str(x.dtype), name) for name, x in spaces.items()]
+        return [x[None] for x in (*given, *encode(parts[_PROMPT]))]
+
+    @jax.jit
+    def answer(leaves: Leaves) -> Any:
+        *given, token, read = leaves
+        seen = dict(zip(spaces, given, strict=True))
+        return policy.chunk(params, {**seen, "token": token, "read": read}).mode()
+
+    return Served(
+        runtime="jax",
+        contract={"schema_version": 1, "model": spec.kind, "observation": entries, "action": action},
+        shapes={name: [shape] for name, shape in shapes.items()},
+        required=[*shapes, _PROMPT],
+        texts={_PROMPT: None},
+        leaves_of=leaves_of,
+        example=leaves_of({_PROMPT: "", **{name: np.zeros(shape) for name, shape in shapes.items()}}),
+        first_memory=[],
+        act=lambda leaves, memory: (np.asarray(answer(leaves)), memory),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import golden_flash_sac
 import golden_point_mass
 import golden_updates
+import golden_vla_models
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,6 +74,11 @@ COMPARISONS: dict[tuple[str, str], Callable[[], Iterator[Pair]]] = {
     **_each("embodichain_0_3_apg.npz", golden_point_mass.apg),
     ("flash_sac.npz", "FlashSAC"): golden_flash_sac.steps,
     ("seed_ppo.npz", "PPO"): golden_updates.seed_ppo,
+    **{
+        (golden_vla_models.FILE, f"{kind} {dtype}"): partial(golden_vla_models.pairs, kind, dtype)
+        for kind in golden_vla_models.KINDS
+        for dtype in ("float32", "float64")
+    },
     **_each("torch_optim.npz", torch_optimizer),
     **{("torch_optim.npz", f"clip {norm}"): partial(torch_clipping, norm) for norm in (0.5, 100.0)},
     **{

@@ -127,8 +127,8 @@ class VLAConfig(StrictModel):
         protected_namespaces=(), serialize_by_alias=True
     )  # model_path is not a method of pydantic's
     model_path: PathText | None = None
-    """Weights to start from: .safetensors, a torch ``state_dict``, a checkpoint of ejax. None: random ones; EmbodiChain
-    needs it."""
+    """Weights to start from: .safetensors, a torch ``state_dict``, a checkpoint of ejax; a folder of LeRobot's pi0 or
+    SmolVLA. None: random ones; EmbodiChain needs it."""
     model_class: str | None = None
     """``package.module:Class``, or as EmbodiChain spells it ``package.module.Class``: your own policy, called with
     ``model_config``. None: the built-in model."""

@@ -9,6 +9,7 @@ from flax import traverse_util
 from ejax.policies.pretrained.efficientnet import load_efficientnet
 from ejax.policies.pretrained.minilm import embed_sentences
 from ejax.policies.pretrained.weights import fit_weights, load_weights
+from ejax.policies.vla import lerobot_policy
 from ejax.policies.vla.config import VLAConfig
 from ejax.policies.vla.network import PREDICTION
 from ejax.policies.vla.policy import VLAPolicy
@@ -25,6 +26,8 @@ def load_parts(policy: Any, params: Params, config: VLAConfig) -> tuple[Params, 
     Raises WeightsError for those that cannot be found or read, or do not fit; the text lists the names.
     """
     notes: list[str] = []
+    if isinstance(policy, lerobot_policy.LeRobotPolicy):
+        return lerobot_policy.load(policy, params, config)
     if isinstance(policy, VLAPolicy):
         params, notes = _load_encoders(policy, params)
     if config.model_path is None:

@@ -18,6 +18,8 @@ from ejax.policies.heads import clip_like_torch
 from ejax.policies.record import PolicyKind, find_policy
 from ejax.policies.vla.config import ModelConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
+from ejax.policies.vla.lerobot_folder import folder_kind
+from ejax.policies.vla.lerobot_policy import LEAVE_OUT, UNREAD, make_of
 from ejax.policies.vla.network import Context, VLANetwork
 from ejax.policies.vla.words import Words, split, vocabulary_of
 from ejax.schema.problems import Problem
@@ -183,6 +185,8 @@ def make(
     """
     if vla_config.model_class is not None:
         return _make_own(vla_config, action_space, observation_space)
+    if (kind := folder_kind(vla_config.model_path)) is not None:
+        return make_of(kind, vla_config, action_space, observation_space)
     if not isinstance(action_space, gymnasium.spaces.Box):
         raise ValueError(f"the vla policy acts in a Box, got {action_space}")
     model = vla_config.model
@@ -254,13 +258,7 @@ def _problems(section: Any) -> Iterator[Problem]:
 
 POLICY = PolicyKind(
     make=make,
-    unread=dict.fromkeys(
-        (
-            *("actor", "critic", "initial_log_std", "log_std_range"),
-            *("squash_actions", "critic_obs_normalization", "obs_groups"),
-        ),
-        "vla does not have it: its parts are in policy.vla_config; leave it out",
-    ),
+    unread=dict.fromkeys(UNREAD, LEAVE_OUT),
     problems=_problems,
     exporters={VLAPolicy: "interop.exporters.vla:EXPORTER"},
 )
