@@ -157,7 +157,7 @@ def make_card(legs: VelocityRL, seen: Mapping[str, NDArray[Any]]) -> Card:
     ranges = legs.task.command
     lows, highs = np.array([ranges.lin_vel_x, ranges.lin_vel_y, ranges.ang_vel_z]).T
     trained = ((np.array(GRID) >= lows) & (np.array(GRID) <= highs)).all(axis=1)
-    summary = {name: _average(x[moving]) for name, x in columns.items()} | {
+    summary = {name: _average(x[moving]) for name, x in columns.items() if name != "all_down"} | {
         "velocity_error": _average(columns["velocity_error"]),
         "yaw_error": _average(columns["yaw_error"]),
         "all_down_standing": _average(columns["all_down"][[_STANDING]]),
@@ -168,7 +168,6 @@ def make_card(legs: VelocityRL, seen: Mapping[str, NDArray[Any]]) -> Card:
         "velocity_error_in_range": _average(columns["velocity_error"][trained]),
         "yaw_error_in_range": _average(columns["yaw_error"][trained]),
     }
-    del summary["all_down"]
     last = first + round(_SHOWN / period)
     still = seen["touching"].astype(bool) & seen["counts"][..., None]
     shown = {name: still[first:last, GRID.index(each), 0, 0] for name, each in NAMED.items()}
@@ -199,25 +198,15 @@ def _number(x: Any) -> float | None:
 
 def card_text(card: Card) -> str:
     """Format a card: a line for each of the named commands, and the averages."""
-    columns = {
-        "asymmetry": "L-R",
-        "all_down": "all down",
-        "velocity_error": "m/s",
-        "yaw_error": "rad/s",
-        "falls": "falls",
-    }
-    rows = [["gait under", *(f"duty {_short(foot)}" for foot in card["feet"]), *columns.values()]]
+    columns = {"asymmetry": "L-R", "all_down": "all down"}
+    columns |= {"velocity_error": "m/s", "yaw_error": "rad/s", "falls": "falls"}
+    rows = [["gait under", *(f"duty {foot.split('_')[0]}" for foot in card["feet"]), *columns.values()]]
     for name, command in NAMED.items():
         i = card["commands"].index(list(command))
         rows.append([name, *map(_text, card["duty"][i]), *(_text(card["columns"][column][i]) for column in columns)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    aligned = [[row[0].ljust(first), *map(str.rjust, row[1:], widths)] for row in rows]
+    lines = ["  ".join(row) for row in aligned]
     facts = {name: _text(x) for name, x in card["summary"].items()}
     lines += [
         f"{len(card['commands'])} commands (x ±1, y ±1 m/s, yaw ±0.5 rad/s): {facts['velocity_error']} m/s, "
@@ -230,10 +219,6 @@ def card_text(card: Card) -> str:
         f"pushed: {facts['survive_pushes']} of {card['episodes']['pushed']} episodes without a fall",
     ]
     return "\n".join(lines)
-
-
-def _short(foot: str) -> str:
-    return foot.split("_")[0]
 
 
 def _text(x: float | None) -> str:

@@ -1,6 +1,7 @@
 """Gait cards of legged robots as figures: contacts of feet over time, errors over the commands. ``ejax evaluate`` makes
 the cards (``ejax.play.gait``)."""
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -49,23 +50,13 @@ def _contacts(name: str, rows: Sequence[str], card: Mapping[str, Any]) -> str:
     for i, (foot, touching) in enumerate(zip(card["feet"], rows, strict=False)):
         y = i * (_ROW + 4)
         parts.append(f'<text x="{_LEFT - 5}" y="{y + _ROW - 2}" text-anchor="end">{escape(foot.split("_")[0])}</text>')
-        for start, length in _stretches(touching):
-            place = f'x="{_LEFT + start * size:.1f}" y="{y}" width="{length * size:.1f}" height="{_ROW}"'
+        for found in re.finditer("1+", touching):
+            place = f'x="{_LEFT + found.start() * size:.1f}" y="{y}" width="{len(found[0]) * size:.1f}" height="{_ROW}"'
             parts.append(f'<rect class="fill c{i % 8}" {place}/>')
     height = len(rows) * (_ROW + 4) + 14
     seconds = number_text(num_steps * card["control_period"])
     parts.append(f'<text x="{_WIDTH - 4}" y="{height - 4}" text-anchor="end">{seconds} s</text>')
     return _figure(f"{name}: feet on the ground", height, parts)
-
-
-def _stretches(touching: str) -> list[tuple[int, int]]:
-    """List ``(start, length)`` of the stretches of 1."""
-    found, start = list[tuple[int, int]](), 0
-    for part in touching.split("0"):
-        if part:
-            found.append((start, len(part)))
-        start += len(part) + 1
-    return found
 
 
 def _heat_map(title: str, errors: Sequence[float | None], commands: Sequence[Sequence[float]]) -> str:
