@@ -9,8 +9,9 @@ import pytest
 from stick_robots import h1_2_sticks, microduck_sticks
 
 from ejax.envs.locomotion.catalog import velocity_task
-from ejax.envs.locomotion.model import LeggedModel, Terrain, make_legged_model, read_links
+from ejax.envs.locomotion.model import LeggedModel, make_legged_model, read_links
 from ejax.envs.locomotion.robots import FILE, Foot, JointDrives, LeggedRobot, Shape, robot_file
+from ejax.envs.locomotion.terrain import Terrain
 
 H1_2 = velocity_task("h1_2").robot
 MICRODUCK = velocity_task("microduck").robot

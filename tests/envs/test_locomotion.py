@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ejax.envs.locomotion.catalog import robot_names, velocity_task
-from ejax.envs.locomotion.model import PLACE_WIDTH, LeggedModel, Terrain, height_below, make_legged_model
+from ejax.envs.locomotion.model import PLACE_WIDTH, LeggedModel, make_legged_model
 from ejax.envs.locomotion.motion import FootTimers, follow_contacts, heading, observe_motion, start_timers
 from ejax.envs.locomotion.robots import FILE, LeggedRobot, robot_file
+from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.envs.task.entities import per_joint
 from ejax.envs.terms.commands import Command, CommandRanges

@@ -96,5 +96,13 @@ def test_a_robot_without_a_mirror_image_is_refused() -> None:
     crooked = replace(task.robot, home=(0.1, *task.robot.home[1:3], 0.1, *task.robot.home[4:]))
     with pytest.raises(ValueError, match="FR_hip_joint and FL_hip_joint are no mirror images"):
         mirror_joints(crooked, model)
-    with pytest.raises(ValueError, match="observation height_scan has no mirror image"):
-        make_mirror(replace(task, actor=("height_scan",)), model)
+    with pytest.raises(ValueError, match="observation lidar has no mirror image"):
+        make_mirror(replace(task, actor=("lidar",)), model)
+
+
+def test_the_height_scan_changes_left_with_right() -> None:
+    env = VelocityRL(physics="mujoco", terrain={"scan": [0.2, 0.4]})
+    points, (numbers, signs) = env.ground.scanned, image(env).obs["critic"]
+    own = np.array(numbers[-len(points) :]) - (len(numbers) - len(points))
+    np.testing.assert_allclose(points[own], points * [1.0, -1.0])
+    assert signs[-len(points) :] == (1.0,) * len(points)

@@ -202,7 +202,7 @@ def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
         ({"rewards": {"pose": {"std_walking": {".*_hip_joint": 0.1}}}}, "std_walking must give a number > 0 for each"),
         ({"noise": {"height": 0.1}}, "noise has no 'height'"),
         ({"push": {"up": [0, 1]}}, "push has no 'up'; there is interval, x, y"),
-        ({"terrain": {"kind": "steep"}}, "terrain.kind must be 'flat' or 'rough'"),
+        ({"terrain": {"kind": "steep"}}, "terrain.kind must be 'flat', 'rough' or 'tiles'"),
         ({"terrain": {"hight": 0.1}}, "hight"),
         ({"max_episode_steps": 0}, "max_episode_steps must be > 0"),
         ({"physics": "bullet"}, "physics must be"),

@@ -56,9 +56,12 @@ def changed(x: Array, change: Change) -> Array:
     return x * jnp.broadcast_to(jnp.array(change[1], x.dtype), x.shape)
 
 
-def make_mirror(task: VelocityTask, model: mujoco.MjModel) -> Mirror:
-    """Find the mirror image of a robot. ValueError: it has none, or an observation has none that is known."""
+def make_mirror(task: VelocityTask, model: mujoco.MjModel, points: Sequence[Sequence[float]] = ()) -> Mirror:
+    """Find the mirror image of a robot. ``points``: (forward, left), m, of the height scan. ValueError: it has none, or
+    an observation has none that is known."""
     robot = task.robot
+    places = {(round(x, 6), round(y, 6)): i for i, (x, y) in enumerate(points)}
+    scan = tuple(places[x, -y] for x, y in places), (1.0,) * len(places)
     joints, feet = mirror_joints(robot, model), other_sides([foot.body for foot in robot.feet])
 
     def of_terms(terms: Sequence[str]) -> Change:
@@ -66,6 +69,8 @@ def make_mirror(task: VelocityTask, model: mujoco.MjModel) -> Mirror:
         for term in terms:
             if term in _OF_JOINTS:
                 numbers, signs = joints
+            elif term == "height_scan":
+                numbers, signs = scan
             elif term in _OF_FEET:
                 own = _OF_FEET[term]
                 numbers = tuple(len(own) * foot + i for foot in feet for i in range(len(own)))

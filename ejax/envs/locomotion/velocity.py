@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ejax.envs.description import Feature
 from ejax.envs.locomotion.catalog import AXES, Push, VelocityTask, change_task, robot_names, velocity_task
 from ejax.envs.locomotion.mirror import Mirror, make_mirror
-from ejax.envs.locomotion.model import LeggedModel, Terrain, height_below, make_legged_model
+from ejax.envs.locomotion.model import LeggedModel, make_legged_model
 from ejax.envs.locomotion.motion import (
     FootTimers,
     drive_torque,
@@ -28,6 +28,7 @@ from ejax.envs.locomotion.motion import (
     start_timers,
 )
 from ejax.envs.locomotion.robots import FILE, robot_file
+from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.task.terms import Outcome, Term, observe_all, total
@@ -38,6 +39,8 @@ from ejax.envs.terms.curricula import Part, Progress
 from ejax.envs.terms.legged import LeggedState, LeggedWorld, describe_terms
 from ejax.schema.plain_files import expanded
 from ejax.types import Array, Key, PyTree, Timestep
+
+_SPOT = 0x5907  # folded into the key of an episode's start, for what tiles draw
 
 
 @struct.dataclass(kw_only=True)
@@ -52,7 +55,7 @@ class VelocityState:
     swing_peak: Array  # [F], m: the greatest height since the last landing
     push_in: Array  # Control steps until the next push, int32
     episode_step: Array  # Control steps done, int32
-    progress: PyTree = ()  # ``Progress`` of a task with a curriculum, which outlasts the episode
+    progress: PyTree = ()  # ``Progress`` with a curriculum or on tiles, which outlasts the episode
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class VelocityRL(PhysicsTask):
 
     The drives pull to q* for one control step; then a push comes, if one is due, and the next command. The observation
     has two parts, ``policy`` with noise and ``critic`` without, with contacts too. Terminated:
-    ``VelocityTask.terminations``. Truncated: the time limit, or a rough field's edge. There is no success.
+    ``VelocityTask.terminations``. Truncated: the time limit, or a field's edge. There is no success.
 
     Numbers that a curriculum changes are those of the stage after the control step: its command, push and rewards.
 
@@ -132,7 +135,7 @@ class VelocityRL(PhysicsTask):
     def mirror(self) -> Mirror | None:
         """The robot on the other side. None: its sides differ, or an observation has no mirror image that is known."""
         with suppress(ValueError):
-            return make_mirror(self.task, self.legged.model)
+            return make_mirror(self.task, self.legged.model, self.ground.scanned.tolist())
         return None
 
     @property
@@ -151,8 +154,8 @@ class VelocityRL(PhysicsTask):
     @property
     def parts(self) -> dict[str, tuple[Feature, ...]]:
         robot = self.task.robot
-        parts = {"policy": self.task.actor, "critic": self.task.critic}
-        return {name: describe_terms(robot.joints, len(robot.feet), terms) for name, terms in parts.items()}
+        parts, points = {"policy": self.task.actor, "critic": self.task.critic}, self.ground.scanned.tolist()
+        return {name: describe_terms(robot.joints, len(robot.feet), terms, points) for name, terms in parts.items()}
 
     @property
     def action_features(self) -> tuple[Feature, ...]:
@@ -161,10 +164,12 @@ class VelocityRL(PhysicsTask):
     def start(self, key: Key) -> VelocityState:
         task, robot, bias = self.task, self.task.robot, self.task.encoder_bias
         key_place, key_command, key_push, key_bias = self._keys_of_start(key)
-        progress = Progress.begin(task.curriculum, key) if task.curriculum else ()
+        # folded, not split: on other ground all is drawn as without tiles
+        spot = self.ground.first_spot(jax.random.fold_in(key, _SPOT)) if self.ground.kind == "tiles" else ()
+        progress = Progress.begin(task.curriculum, key, spot) if self.carries_over else ()
         num_joints, num_feet = len(robot.joints), len(robot.feet)
         return VelocityState(
-            physics=self._start_physics(key_place),
+            physics=self._start_physics(key_place, spot),
             command=task.command.draw(key_command, self.control_period, self._now("command", progress)),
             action=jnp.zeros(num_joints),
             joint_vel=jnp.zeros(num_joints),
@@ -179,7 +184,7 @@ class VelocityRL(PhysicsTask):
     @property
     def carries_over(self) -> bool:
         """Return whether anything outlasts an episode."""
-        return bool(self.task.curriculum)
+        return bool(self.task.curriculum) or self.ground.kind == "tiles"
 
     def persist(self, ended: VelocityState, started: VelocityState, obs: PyTree) -> tuple[VelocityState, PyTree]:
         """Carry over how far the row has come; what ``reset`` drew for the first stage, draw again for this one."""
@@ -190,19 +195,26 @@ class VelocityRL(PhysicsTask):
         _, key_command, key_push, _ = self._keys_of_start(key)
         command = self.task.command.draw(key_command, self.control_period, self._now("command", progress))
         push_in = self._draw_push_time(key_push, self._now("push", progress))
+        if progress.spot:
+            progress = replace(progress, spot=self._next_spot(ended, jax.random.fold_in(key, _SPOT)))
+            moved = self._platform(progress.spot) - self._platform(started.progress.spot)
+            qpos = started.physics.qpos.at[:3].add(moved)
+            started = replace(started, physics=replace(started.physics, qpos=qpos))
         state = replace(started, command=command, push_in=push_in, progress=progress)
         world = self.observe_noisy(self.world(state), key)
         return world.state, world.obs
 
     def step(self, state: VelocityState, action: Array, key: Key) -> tuple[VelocityState, Timestep]:
         state, timestep = super().step(state, action, key)
-        if not (curriculum := self.task.curriculum):
+        if not self.carries_over:
             return state, timestep
+        curriculum, spot = self.task.curriculum, state.progress.spot
         metrics = timestep.info["metrics"]
         ended, error = timestep.terminated | timestep.truncated, metrics["linear_velocity_error"]
         progress = state.progress.judge(curriculum, error, ended, timestep.terminated, state.episode_step)
         stages = {f"curriculum_{name}": stage.astype(jnp.float32) for name, stage in progress.stage.items()}
-        info = {**timestep.info, "metrics": {**metrics, **stages}}
+        level = {"terrain_level": spot[0].astype(jnp.float32)} if spot else {}
+        info = {**timestep.info, "metrics": {**metrics, **stages, **level}}
         return replace(state, progress=progress), replace(timestep, info=info)
 
     def world(self, state: VelocityState) -> LeggedWorld:
@@ -225,8 +237,8 @@ class VelocityRL(PhysicsTask):
         """Push the robot if it is time, and draw the next command if it is."""
         key_push, key_command = jax.random.split(key)
         state = world.state
-        if curriculum := self.task.curriculum:
-            state = replace(state, progress=state.progress.count(curriculum))
+        if self.carries_over:
+            state = replace(state, progress=state.progress.count(self.task.curriculum))
         state, now = self._push(state, key_push), self._now("command", state.progress)
         command = self.task.command.after(state.command, key_command, self.control_period, now)
         return replace(world, state=replace(state, command=command))
@@ -237,6 +249,10 @@ class VelocityRL(PhysicsTask):
         command = task.command.steer(state.command, heading(motion), self._now("command", state.progress))
         contacts = no_contacts(robot) if world.contacts is None else world.contacts
         height = motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos)
+        turn = heading(motion)
+        axes = jnp.array([[jnp.cos(turn), jnp.sin(turn)], [-jnp.sin(turn), jnp.cos(turn)]])
+        scanned = motion.position[None, :2] + jnp.asarray(self.ground.scanned, jnp.float32) @ axes
+        scan = motion.position[2] - robot.height - height_below(self.ground, scanned)
         # the peak is kept until its landing has been paid for, then starts again
         peak = jnp.where(contacts.found, state.swing_peak, jnp.maximum(state.swing_peak, height))
         # at an episode's start there is nothing before
@@ -252,6 +268,8 @@ class VelocityRL(PhysicsTask):
             last_action=before.action,
             joint_acc=(motion.joint_vel - before.joint_vel) / self.control_period,
             joint_torque=drive_torque(robot, motion, target),
+            base_height=motion.position[2] - height_below(self.ground, motion.position),
+            scan=jnp.clip(scan, -1.0, 1.0),
             foot_height=height,
             swing_peak=peak,
             air_time=state.feet.air_time,
@@ -281,7 +299,7 @@ class VelocityRL(PhysicsTask):
         if self.ground.kind == "flat":
             return None
         # beyond the field there is no ground to walk on
-        return jnp.abs(world.legged.motion.position[:2]).max() > self.ground.half_size
+        return jnp.any(jnp.abs(world.legged.motion.position[:2]) > jnp.asarray(self.ground.size))
 
     def metrics(self, world: LeggedWorld) -> dict[str, Array]:
         legged = world.legged
@@ -289,14 +307,25 @@ class VelocityRL(PhysicsTask):
         return {
             "linear_velocity_error": jnp.linalg.norm(error[:2]),
             "yaw_rate_error": jnp.abs(error[2]),
-            "base_height": legged.motion.position[2],
+            "base_height": legged.base_height,
         }
 
     def caption(self, state: VelocityState) -> str:
         forward, left, turn = (float(x) for x in state.command.velocity)
         return f"command: {forward:+.1f} m/s forward, {left:+.1f} m/s left, {turn:+.1f} rad/s"
 
-    def _start_physics(self, key: Key) -> PhysicsState:
+    def _platform(self, spot: tuple[Array, Array]) -> Array:
+        """[3], m: the middle of a tile, where episodes start."""
+        origin = self.ground.origin(*spot)
+        return jnp.append(origin, height_below(self.ground, origin))
+
+    def _next_spot(self, ended: VelocityState, key: Key) -> tuple[Array, Array]:
+        level, column = ended.progress.spot
+        distance = jnp.linalg.norm(ended.physics.qpos[:2] - self.ground.origin(level, column))
+        commanded = jnp.linalg.norm(ended.command.velocity[:2]) * self.max_episode_steps * self.control_period
+        return self.ground.next_level(level, distance, commanded, key), column
+
+    def _start_physics(self, key: Key, spot: PyTree) -> PhysicsState:
         task, robot, ground = self.task, self.task.robot, self.ground
         key_xy, key_z, key_yaw = jax.random.split(key, 3)
         # spread over half the field, so that rows meet different ground and stay clear of its edge
@@ -306,10 +335,11 @@ class VelocityRL(PhysicsTask):
         drop = jax.random.uniform(key_z, (), minval=task.drop[0], maxval=task.drop[1])
         yaw = jax.random.uniform(key_yaw, (), minval=-task.turn, maxval=task.turn)
         z = robot.height + drop + (ground.height if rough else 0.0)  # clear of the highest corner
+        place = jnp.append(xy, z) + (self._platform(spot) if spot else jnp.zeros(3))
         model, places = self.legged.model, jnp.array(self.legged.joint_qpos) - 7
         joints = jnp.zeros(model.nq - 7).at[places].set(jnp.array(robot.home))
         turn = jnp.stack([jnp.cos(yaw / 2.0), jnp.zeros(()), jnp.zeros(()), jnp.sin(yaw / 2.0)])
-        return PhysicsState(qpos=jnp.concatenate([xy, z[None], turn, joints]), qvel=jnp.zeros(model.nv))
+        return PhysicsState(qpos=jnp.concatenate([place, turn, joints]), qvel=jnp.zeros(model.nv))
 
     @staticmethod
     def _keys_of_start(key: Key) -> Key:
@@ -342,6 +372,9 @@ class VelocityRL(PhysicsTask):
 @functools.lru_cache(maxsize=32)
 def _changed_task(env: VelocityRL) -> VelocityTask:
     task = velocity_task(env.robot)
+    if env.ground.scan is not None:
+        seen, noise = ("height_scan",), {"height_scan": 0.1, **task.noise}  # m, legged_gym's and Isaac Lab's
+        task = replace(task, actor=task.actor + seen, critic=task.critic + seen, noise=FrozenDict(noise))
     task = change_task(
         task, command=env.command, rewards=env.rewards, noise=env.noise, push=env.push, curriculum=env.curriculum
     )

@@ -23,7 +23,7 @@ from flax import struct
 from flax.core import FrozenDict
 
 from ejax.schema.frozen import freeze
-from ejax.types import Array, Key
+from ejax.types import Array, Key, PyTree
 
 Part = Literal["command", "push", "rewards"]
 By = Literal["steps", "success", "error"]
@@ -90,13 +90,12 @@ class Progress:
     stage: dict[str, Array]  # Curriculum -> its stage, int32
     error: Array  # Sum over the episode of the linear velocity's error, m/s
     seed: Array  # [2] uint32: the key of the episode's start
+    spot: PyTree = ()  # (level, column), int32, on a field of tiles
 
     @classmethod
-    def begin(cls, curricula: Mapping[str, Stages], key: Key) -> Self:
-        zero = jnp.zeros((), jnp.int32)
-        made = cls(
-            run_step=zero, stage=dict.fromkeys(curricula, zero), error=jnp.zeros(()), seed=jax.random.key_data(key)
-        )
+    def begin(cls, curricula: Mapping[str, Stages], key: Key, spot: PyTree = ()) -> Self:
+        zero, seed = jnp.zeros((), jnp.int32), jax.random.key_data(key)
+        made = cls(run_step=zero, stage=dict.fromkeys(curricula, zero), error=jnp.zeros(()), seed=seed, spot=spot)
         return made._at_step(curricula)
 
     def count(self, curricula: Mapping[str, Stages]) -> Self:
@@ -115,7 +114,7 @@ class Progress:
 
     def restart(self, started: Self) -> Self:
         """Carry this, of an episode that ended, over to one that ``started``."""
-        return replace(started, run_step=self.run_step, stage=self.stage)
+        return replace(started, run_step=self.run_step, stage=self.stage, spot=self.spot)
 
     def numbers(self, curricula: Mapping[str, Stages], part: Part, own: Mapping[str, Any]) -> dict[str, Array]:
         """Look up the numbers of one part that hold now and change at all. ``own``: the task's."""

@@ -66,6 +66,8 @@ class LeggedState:
     last_action: Array  # likewise
     joint_acc: Array  # [A], rad/s²
     joint_torque: Array  # [A], N·m: what the drives pull with after the step
+    base_height: Array  # m above the ground
+    scan: Array  # [P], m: how far the ground is below the base at rest, at each point of the height scan, within ±1
     foot_height: Array  # [F], m above the ground
     swing_peak: Array  # [F], m: the greatest height of a flight, up to and including its landing
     air_time: Array  # [F], s
@@ -93,7 +95,7 @@ class LeggedWorld(World):
 
 
 Numbers: TypeAlias = tuple[str, str, str]
-"""The name of some numbers of an observation, with {joint} or {foot} for each of them; their axes; their unit."""
+"""The name of some numbers of an observation, with {joint}, {foot} or {point} for each; their axes; their unit."""
 
 
 def track_linear_velocity(world: LeggedWorld, std: float, vertical: float = 1.0) -> Array:
@@ -259,8 +261,8 @@ def illegal_contact(world: LeggedWorld, limit: float) -> Outcome:
 
 
 def root_height_below_minimum(world: LeggedWorld, limit: float) -> Outcome:
-    """Fail where the base is lower than ``limit``, m."""
-    return Outcome(fail=world.legged.motion.position[2] < limit)
+    """Fail where the base is lower than ``limit``, m above the ground."""
+    return Outcome(fail=world.legged.base_height < limit)
 
 
 LEGGED_REWARDS = (
@@ -295,6 +297,7 @@ _OBSERVED: dict[str, tuple[Callable[[LeggedWorld, Any], Array], tuple[Numbers, .
         (("commanded velocity", "xy", "m/s"), ("commanded yaw rate", "", "rad/s")),
     ),
     "phase": (_gait_phase, (("sine of the gait's phase", "", "1"), ("cosine of the gait's phase", "", "1"))),
+    "height_scan": (lambda world, obs: world.legged.scan, (("depth of the ground at {point}", "", "m"),)),
     "foot_height": (lambda world, obs: world.legged.foot_height, (("{foot} height", "", "m"),)),
     "foot_air_time": (lambda world, obs: world.legged.air_time, (("{foot} time in the air", "", "s"),)),
     "foot_contact": (lambda world, obs: world.legged.contacts.found, (("{foot} contact", "", "1"),)),
@@ -308,9 +311,12 @@ _OBSERVED: dict[str, tuple[Callable[[LeggedWorld, Any], Array], tuple[Numbers, .
 OBSERVATIONS = {name: read for name, (read, _) in _OBSERVED.items()}
 
 
-def describe_terms(joints: Sequence[str], num_feet: int, terms: tuple[str, ...]) -> tuple[Feature, ...]:
-    """Name the numbers of observations, with their units."""
+def describe_terms(
+    joints: Sequence[str], num_feet: int, terms: tuple[str, ...], points: Sequence[Sequence[float]] = ()
+) -> tuple[Feature, ...]:
+    """Name the numbers of observations, with their units. ``points``: [P, 2], m, of the height scan."""
     parts = {"{joint}": list(joints), "{foot}": [f"foot {i}" for i in range(num_feet)]}
+    parts["{point}"] = [f"({x:.2g}, {y:.2g})" for x, y in points]
 
     def names(text: str) -> list[str]:
         mark = next((each for each in parts if each in text), "")

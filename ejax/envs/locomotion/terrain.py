@@ -1,0 +1,221 @@
+"""The ground that legged robots walk on: flat, a field of random heights, or a field of tiles, which all environments
+share.
+
+A field's heights are those of the corners of a square grid, bilinear between them (MuJoCo's are triangles: at most a
+quarter of a cell's greatest difference apart). A vertical face is therefore a slope as wide as a cell.
+
+Tiles: one column for each kind, one row for each level, from the lowest number of the kind's range to the highest.
+Episodes start on a platform in the middle, 2 m wide; a tile's edge is at height 0:
+
+    slope, hollow   n: the rise of a pyramid down from, or up from, its platform, m per m
+    stairs, pit     n: the height of steps down from, or up from, it, m; they are 0.3 m long
+    rough           n: the greatest height of its corners, uniform, m
+    gaps            n: the width of trenches 0.5 m deep, at least two cells, m; they are 0.8 m apart
+    stones          n: the width of such trenches between squares of 0.4 m, m
+
+Levels move as legged_gym's and Isaac Lab's do, at an episode's end: up where the robot is more than half a tile away
+from where it started; else down where it is less than half as far as its last command would have carried it in a
+whole episode; rows that solve the last level begin at a random one.
+Source: N. Rudin et al., "Learning to Walk in Minutes Using Massively Parallel Deep RL", 2021, sections 3.2 and 4.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+from xml.etree import ElementTree as ET
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.core import FrozenDict
+from numpy.typing import NDArray
+
+from ejax.envs.task.mjcf import find_child
+from ejax.schema.frozen import freeze_fields
+from ejax.schema.messages import did_you_mean
+from ejax.types import Array, Key
+
+KINDS = ("slope", "hollow", "stairs", "pit", "rough", "gaps", "stones")
+PLATFORM = 1.0  # m, from its middle to its edge
+_TREAD, _BANK, _STONE, _TRENCH = 0.3, 0.8, 0.4, 0.5  # m: lengths of a step, between gaps, of a stone; the depth
+_TINY = 1e-6
+_DEPTH = 0.5  # m, of the ground below its lowest place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terrain:
+    """The ground that robots walk on; all lengths in m.
+
+    Args:
+        height: the greatest difference of heights of a rough field.
+        cell: the distance of a field's corners.
+        half_size: from a rough field's middle to its edge; beyond an edge there is nothing.
+        seed: of random heights.
+        tiles: of a field of tiles: kind -> (lowest, highest) number, a column each.
+        levels: rows of tiles.
+        tile: a tile's side.
+        level: (lowest, highest) level of a row's first episode, uniform.
+        promote: levels go up and down; else a row keeps its first one.
+        scan: half the length and half the width of a grid of heights about the robot that is observed. None: none.
+        spacing: the distance of the grid's points.
+    """
+
+    kind: Literal["flat", "rough", "tiles"] = "flat"
+    height: float = 0.05
+    cell: float = 0.25
+    half_size: float = 8.0
+    seed: int = 0
+    tiles: Mapping[str, tuple[float, float]] = FrozenDict(slope=(0.0, 0.4), stairs=(0.02, 0.12), rough=(0.0, 0.1))
+    levels: int = 5
+    tile: float = 8.0
+    level: tuple[int, int] = (0, 0)
+    promote: bool = True
+    scan: tuple[float, float] | None = None
+    spacing: float = 0.2
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "tiles", "level", "scan")
+        if self.kind not in ("flat", "rough", "tiles"):
+            raise ValueError(f"terrain.kind must be 'flat', 'rough' or 'tiles', got {self.kind!r}")
+        for name in ("height", "cell", "half_size", "spacing"):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f"terrain.{name} must be > 0, got {getattr(self, name)}")
+        if self.cell > self.half_size:
+            raise ValueError(f"terrain.cell must be at most half_size {self.half_size}, got {self.cell}")
+        for name, bounds in self.tiles.items():
+            if name not in KINDS:
+                raise ValueError(
+                    f"terrain.tiles has no '{name}'; there is {', '.join(KINDS)}{did_you_mean(name, KINDS)}"
+                )
+            if not isinstance(bounds, tuple) or len(bounds) != 2 or not 0.0 <= bounds[0] <= bounds[1]:
+                raise ValueError(f"terrain.tiles.{name} must be [lowest, highest], 0 or more, got {bounds!r}")
+        if not self.tiles or self.levels < 1:
+            raise ValueError(f"terrain needs a kind of tiles and a level, got {dict(self.tiles)} and {self.levels}")
+        whole = np.isclose(self.tile / self.cell, round(self.tile / self.cell))
+        if self.kind == "tiles" and not (self.tile >= 4.0 * PLATFORM and whole):
+            text = f"at least {4.0 * PLATFORM} m, and a multiple of cell {self.cell}"
+            raise ValueError(f"terrain.tile must be {text}; got {self.tile}")
+        if len(self.level) != 2 or not 0 <= self.level[0] <= self.level[1] < self.levels:
+            raise ValueError(
+                f"terrain.level must be [lowest, highest] within 0 … {self.levels - 1}, got {self.level!r}"
+            )
+        if self.scan is not None and (len(self.scan) != 2 or min(self.scan) < 0.0):
+            raise ValueError(f"terrain.scan must be half the length and half the width, m, got {self.scan!r}")
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """m: half the field's length along x, and along y."""
+        if self.kind == "tiles":
+            return 0.5 * self.tile * len(self.tiles), 0.5 * self.tile * self.levels
+        return self.half_size, self.half_size
+
+    @property
+    def scanned(self) -> NDArray[np.float64]:
+        """[points, 2], m: places of the height scan, forward and left of the robot."""
+        if self.scan is None:
+            return np.zeros((0, 2))
+        along, aside = (
+            np.arange(-round(x / self.spacing), round(x / self.spacing) + 1) * self.spacing for x in self.scan
+        )
+        return np.stack(np.meshgrid(along, aside, indexing="ij"), axis=-1).reshape(-1, 2)
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019  # few, and each is asked for its heights several times
+    def heights(self) -> NDArray[np.float64]:
+        """[cells + 1 along y, cells + 1 along x], m; not to be changed."""
+        nx, ny = (round(2.0 * half / self.cell) for half in self.size)
+        rng = np.random.default_rng(self.seed)
+        if self.kind == "rough":  # 0 and ``height`` are among them
+            drawn = rng.random((ny + 1, nx + 1))
+            return self.height * (drawn - drawn.min()) / (drawn.max() - drawn.min())
+        heights, n = np.zeros((ny + 1, nx + 1)), round(self.tile / self.cell)
+        for row in range(self.levels):
+            for column, (kind, (low, high)) in enumerate(self.tiles.items()):
+                number = low + (high - low) * row / max(1, self.levels - 1)
+                # without its edges, which are at height 0 for all
+                inner = np.s_[row * n + 1 : (row + 1) * n, column * n + 1 : (column + 1) * n]
+                heights[inner] = _tile(kind, number, n, self.cell, rng)[1:-1, 1:-1]
+        return heights
+
+    def origin(self, level: Array, column: Array) -> Array:
+        """[2], m: the middle of a tile."""
+        place = jnp.stack([column, level], axis=-1).astype(jnp.float32) + 0.5
+        return place * self.tile - jnp.asarray(self.size, jnp.float32)
+
+    def first_spot(self, key: Key) -> tuple[Array, Array]:
+        """Draw the level and the column of a row, int32; the column is the row's for good."""
+        key_level, key_column = jax.random.split(key)
+        level = jax.random.randint(key_level, (), self.level[0], self.level[1] + 1)
+        return level, jax.random.randint(key_column, (), 0, len(self.tiles))
+
+    def next_level(self, level: Array, distance: Array, commanded: Array, key: Key) -> Array:
+        """Move a level at an episode's end. ``distance``, m: from its start to its end; ``commanded``, m: as far as its
+        last command would have gone."""
+        if not self.promote:
+            return level
+        up = distance > 0.5 * self.tile
+        down = ~up & (distance < 0.5 * commanded)
+        moved = level + up.astype(jnp.int32) - down.astype(jnp.int32)
+        solved = jax.random.randint(key, (), 0, self.levels)
+        return jnp.where(moved >= self.levels, solved, jnp.maximum(moved, 0))
+
+
+def _tile(kind: str, number: float, n: int, cell: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """[n + 1, n + 1], m."""
+    along = (np.arange(n + 1) - 0.5 * n) * cell
+    x, y = np.meshgrid(along, along)
+    # m, from the platform's edge outwards, there and at the tile's edge
+    out, far = np.maximum(np.maximum(abs(x), abs(y)) - PLATFORM, 0.0), 0.5 * n * cell - PLATFORM
+    beside = out > _TINY
+    if kind in ("slope", "hollow"):
+        height = number * (far - out)
+    elif kind in ("stairs", "pit"):
+        height = number * (np.ceil(far / _TREAD - _TINY) - np.ceil(out / _TREAD - _TINY))
+    elif kind == "rough":
+        height = number * rng.random(x.shape) * beside
+    else:
+        # walls are as wide as a cell: so the trench's upper edges are ``number`` apart
+        length, across = (_BANK, [out]) if kind == "gaps" else (_STONE, [x, y])
+        beyond = [(each + _TINY) % (number + length) - length for each in across]
+        deep = np.any([(each > cell - _TINY) & (each < number - cell + 2.0 * _TINY) for each in beyond], axis=0)
+        height = -_TRENCH * (deep & beside)
+    return -height if kind in ("hollow", "pit") else height
+
+
+def height_below(terrain: Terrain, position: Array) -> Array:
+    """[...], m: the ground's height at ``position`` [..., ≥ 2], x and y in m. Beyond the edge that of the edge."""
+    if terrain.kind == "flat":
+        return jnp.zeros(position.shape[:-1], position.dtype)
+    # a constant of the program: all rows walk on the same field
+    heights = jnp.asarray(terrain.heights(), position.dtype)
+
+    def cell_at(axis: int) -> tuple[Array, Array]:
+        """Return the corner before a place, by its number, and how far it is to the next one, 0 … 1."""
+        half, cells = terrain.size[axis], heights.shape[1 - axis] - 1
+        place = jnp.clip((position[..., axis] + half) * (cells / (2.0 * half)), 0.0, cells)
+        corner = jnp.minimum(place.astype(jnp.int32), cells - 1)
+        return corner, place - corner
+
+    (i, x), (j, y) = cell_at(0), cell_at(1)
+    near, far = (heights[j + k, i] * (1.0 - x) + heights[j + k, i + 1] * x for k in (0, 1))
+    return near * (1.0 - y) + far * y
+
+
+def add_terrain(root: ET.Element, terrain: Terrain) -> None:
+    """Make the floor of a scene the ground."""
+    floor, assets = find_child(root, "worldbody/geom[@name='floor']"), find_child(root, "asset")
+    floor.attrib |= {"contype": "1", "conaffinity": "0"}
+    if terrain.kind == "flat":
+        return
+    lowest, (half_x, half_y) = terrain.heights().min(), terrain.size
+    heights = terrain.heights() - lowest
+    # a field of one height has none to scale
+    size = f"{half_x} {half_y} {max(heights.max(), 1e-3)} {_DEPTH}"
+    field = {"nrow": str(heights.shape[0]), "ncol": str(heights.shape[1]), "size": size}
+    # the first row of ``elevation`` is the far edge, of the greatest y
+    elevation = " ".join(f"{height:.5f}" for height in heights[::-1].reshape(-1))
+    ET.SubElement(assets, "hfield", field, name="ground", elevation=elevation)
+    floor.attrib |= {"type": "hfield", "hfield": "ground"}
+    if lowest:
+        floor.set("pos", f"0 0 {lowest}")
+    del floor.attrib["size"]
