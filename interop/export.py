@@ -11,6 +11,7 @@
     tokenizer.json      words to tokens, of a policy that reads text (``interop.twin.text``)
     texts.json          texts that it was checked on, with JAX's tokens
     leapp.{yaml,onnx}   with --leapp a bundle for runtimes of robots (``interop.artefacts.leapp_bundle``)
+    loader.zip          modules that load policy.pt and policy.onnx without ejax (``interop.artefacts.loader``)
     parity.json         the errors of each artefact, what was allowed, SHA-256 of each file, versions
 
 ``ejax verify DIR`` repeats the check, without jax if need be.
@@ -50,7 +51,7 @@ from ejax.training.environments import build_env
 from ejax.training.evaluators import read_fresh
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy
-from interop.artefacts import leapp_bundle
+from interop.artefacts import leapp_bundle, loader
 from interop.artefacts.cases import observe_env
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
@@ -90,7 +91,8 @@ def main(argv: list[str] | None = None) -> int:
         return refused("ejax export", error, 1)
     except (CheckpointError, HostEnvError, MissingPackageError, OSError, ValueError) as error:
         return refused("ejax export", error)
-    print(format_table(report["artefacts"] | ({"leapp": report["leapp"]} if args.leapp else {})))
+    shown = report["artefacts"] | ({"leapp": report["leapp"]} if args.leapp else {})
+    print(format_table(shown, args.to, verbose=args.verbose))
     for name in report["artefacts"]:
         if notice := FORMATS[name].deprecated:
             print(f"ejax export: {name} is deprecated: {notice}", file=sys.stderr)
@@ -311,6 +313,8 @@ def _write(
                     raise
                 left_out[name] = explain(error)
         written = [name for name in formats if name not in (left_out or {})]
+        if trained.state_dict:  # of a policy that has a twin
+            loader.write_loader(made)
         artefacts = check_artefacts(made, trained.spec, cases, written, trust=True)
         if leapp:
             leapp_bundle.write_bundle(made, trained.spec, installed_versions())
@@ -378,6 +382,7 @@ def _parser() -> argparse.ArgumentParser:
         help="actions to the env's action space: auto (default) where the env itself does so, always, or never",
     )
     parser.add_argument("--leapp", action="store_true", help="write a LEAPP bundle too: leapp.yaml and leapp.onnx")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print errors in units in the last place too")
     add_trust_option(parser)
     return parser
 

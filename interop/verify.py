@@ -10,12 +10,16 @@ their SHA-256 alone and listed as not verified.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from interop.artefacts import leapp_bundle
 from interop.artefacts.formats import FORMATS
@@ -46,7 +50,8 @@ _NOT_TRUSTED = "not verified: can run code; add --trust if you know who made it"
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code, see ``--help``."""
     args = _parser().parse_args(argv)
-    return print_verdict("ejax verify", args.directory, lambda: verify(args.directory, trust=args.trust), format_table)
+    table = partial(format_table, directory=args.directory, verbose=args.verbose)
+    return print_verdict("ejax verify", args.directory, lambda: verify(args.directory, trust=args.trust), table)
 
 
 def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]:
@@ -107,8 +112,25 @@ def check_artefacts(
     return {name: _check_artefact(name, directory, spec, cases, trust) for name in formats}
 
 
-def format_table(artefacts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write one line for each artefact: its largest errors over all outputs, in the environment and on all cases."""
+def format_table(artefacts: Mapping[str, Mapping[str, Any]], directory: Path, *, verbose: bool = False) -> str:
+    """Write one line for each artefact: its largest error of an action, over the action's range where that is finite.
+
+    Args:
+        directory: of the export.
+        verbose: all errors instead, over all outputs, in the environment and on all cases.
+    """
+    action = json.loads((directory / "contract.json").read_text(encoding="utf-8"))["action"]
+    bounds = [*(action.get("low") or [None]), *(action.get("high") or [None])]
+    ranged = all(type(x) in (int, float) for x in bounds)
+    spans = np.subtract(action["high"], action["low"]) if ranged else np.ones(1)
+    unit = "of the action's range" if ranged else "in the action's unit"
+
+    def plain(facts: Mapping[str, Any]) -> str:
+        error = max(errors["action"]["max_abs"] for errors in facts["cases"].values()) / float(np.min(spans))
+        return f"actions differ by at most {error:.1e} {unit}; {facts['of_allowed']:.0%} of what is allowed"
+
+    if not verbose:
+        return write_rows(artefacts, plain)
 
     def row(facts: Mapping[str, Any]) -> str:
         groups = (list(facts["cases"]["environment"].values()), [facts])
@@ -141,6 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         "unlisted or deviates; 2 no export, or of another version; 3 nothing was run.",
     )
     parser.add_argument("directory", type=lambda x: Path(x).expanduser(), metavar="DIR", help="that ejax export wrote")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print errors in units in the last place too")
     parser.add_argument(
         "--trust",
         action="store_true",

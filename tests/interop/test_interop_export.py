@@ -692,3 +692,15 @@ def test_what_is_allowed_follows_each_rows_sensitivity_and_size() -> None:
     y = np.array([[1.0, 100.0], [0.5, 0.0], [0.5, np.nan]], np.float32)
     sensitivity = np.array([[0.0, 1e-5], [1e-3, 0.0], [1e-9, np.nan]])
     np.testing.assert_allclose(allowed_error(y, sensitivity), [[100.0 * 2.0**-19], [4e-3], [2.0**-19]], rtol=1e-6)
+
+
+@needs_torch
+def test_the_loader_beside_the_weights_needs_no_ejax(exported: Path) -> None:
+    code = f"""import runpy, sys
+sys.argv, sys.path[:1] = ["deploy_torch.py", {str(exported)!r}, "--pt"], [{str(ROOT / "examples")!r}]
+runpy.run_path({str(ROOT / "examples" / "deploy_torch.py")!r}, run_name="__main__")
+import interop
+assert {str(exported)!r} in interop.__file__, interop.__file__"""
+    done = run_without(("jax", "ejax", "flax", "onnxruntime", "mujoco"), code)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) < 1e-5

@@ -534,3 +534,10 @@ serve(Path({str(keypoints)!r}), {runtime!r}, sys.stdin.buffer, sys.stdout.buffer
     assert {record["instruction"] for record in records} <= set(TEXTS)
     assert [record["length"] for record in records] == [4, 4, 4]
     assert not np.allclose([record["return"] for record in told], there["return"], atol=1e-3)
+    words = ["deploy_vla.py", str(keypoints), "--runtime", runtime, "--say", TEXTS[2]]
+    done = run_without(
+        ("jax", "ejax", "flax"),
+        f"sys.argv = {words!r}\nimport runpy\nrunpy.run_path('examples/deploy_vla.py', run_name='__main__')",
+    )
+    assert "ejax is not installed" in done.stdout.replace("ejax.config.models", "ejax"), done.stderr
+    assert f"observations, {TEXTS[2]!r}: actions [" in done.stdout, done.stderr
