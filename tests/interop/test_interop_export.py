@@ -209,6 +209,7 @@ def test_a_deprecated_format_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "parity.json").write_text("{}")
+    (tmp_path / "contract.json").write_text('{"action": {}}')
     report = {"artefacts": {name: {"skipped": ""} for name in ("pt", "torchscript")}, "clipping": "none"}
     monkeypatch.setattr("interop.export.export_run", lambda *args, **kwargs: report)
     assert main(["run", "--to", str(tmp_path)]) == 0
@@ -692,6 +693,16 @@ def test_what_is_allowed_follows_each_rows_sensitivity_and_size() -> None:
     y = np.array([[1.0, 100.0], [0.5, 0.0], [0.5, np.nan]], np.float32)
     sensitivity = np.array([[0.0, 1e-5], [1e-3, 0.0], [1e-9, np.nan]])
     np.testing.assert_allclose(allowed_error(y, sensitivity), [[100.0 * 2.0**-19], [4e-3], [2.0**-19]], rtol=1e-6)
+
+
+def test_a_format_has_a_line_with_its_error_over_the_actions_range(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify_main([str(exported), "--trust"]) == 0
+    line = r"^PASS \w+ +actions differ by at most (\S+) of the action's range; \d+% of what is allowed$"
+    found = re.findall(line, capsys.readouterr().out, re.MULTILINE)
+    assert len(found) == len(HERE) and all(0.0 <= float(error) < 1e-4 for error in found)
+    assert verify_main([str(exported), "--trust", "-v"]) == 0 and "ULP of row" in capsys.readouterr().out
 
 
 @needs_torch

@@ -23,6 +23,7 @@ from exports import (
     needs,
     one_batch_size,
     rewrite,
+    run_without,
     skip_without_formats,
     verify_without,
 )
