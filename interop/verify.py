@@ -113,7 +113,8 @@ def check_artefacts(
 
 
 def format_table(artefacts: Mapping[str, Mapping[str, Any]], directory: Path, *, verbose: bool = False) -> str:
-    """Write one line for each artefact: its largest error of an action, over the action's range where that is finite.
+    """Write one line for each artefact: its largest error of an action on the environment's observations, over the
+    action's range where that is finite, and of what is allowed on all cases.
 
     Args:
         directory: of the export.
@@ -126,7 +127,7 @@ def format_table(artefacts: Mapping[str, Mapping[str, Any]], directory: Path, *,
     unit = "of the action's range" if ranged else "in the action's unit"
 
     def plain(facts: Mapping[str, Any]) -> str:
-        error = max(errors["action"]["max_abs"] for errors in facts["cases"].values()) / float(np.min(spans))
+        error = facts["cases"]["environment"]["action"]["max_abs"] / float(np.min(spans))
         return f"actions differ by at most {error:.1e} {unit}; {facts['of_allowed']:.0%} of what is allowed"
 
     if not verbose:
