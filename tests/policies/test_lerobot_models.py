@@ -85,6 +85,21 @@ def test_a_folder_that_does_not_fit_is_refused(kind: str, options: Any, text: st
         make(kind, write_folder(tmp_path / kind, kind, **options))
 
 
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ({"width": 64}, "model_config.width belongs to the built-in model, not to pi0"),
+        ({"critic": True}, "model_config.critic belongs to the built-in model"),
+        ({"head": {"type": "gaussian"}}, "pi0 is a flow of the 3 steps in its config.json"),
+        ({"head": {"num_steps": 7}}, "head has flow and num_steps 7; pi0 is a flow of the 3 steps"),
+        ({"images": ["front"]}, "the observation has no front; it has instruction, state, top, wrist"),
+    ],
+)
+def test_options_that_the_model_has_not_are_refused(model: Any, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=text):
+        make("pi0", write_folder(tmp_path / "pi0", "pi0"), **model)
+
+
 def test_statistics_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "pi0", "pi0", normalization_mapping={"STATE": "QUANTILES", "ACTION": "MEAN_STD"})
     with pytest.raises(WeightsError, match="QUANTILES needs the statistics q01 and q99; there is no q01"):

@@ -122,6 +122,10 @@ def make_of(
     model = config.model
     if others := sorted(name for name in model.model_fields_set - {*_READ} if getattr(model, name) != _default(name)):
         raise ValueError(f"model_config.{others[0]} belongs to the built-in model, not to {kind}; leave it out")
+    steps, default = int(options.get("num_inference_steps", options.get("num_steps", 10))), HeadConfig()
+    if model.head.type != default.type or model.head.num_steps not in (default.num_steps, steps):
+        given = f"model_config.head has {model.head.type} and num_steps {model.head.num_steps}"
+        raise ValueError(f"{given}; {kind} is a flow of the {steps} steps in its config.json: leave both out")
     if not isinstance(action_space, gymnasium.spaces.Box):
         raise ValueError(f"{kind} acts in a Box, got {action_space}")
     parts = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
@@ -154,7 +158,6 @@ def make_of(
         torch_dtype=model.torch_dtype,
         remat=model.remat,
     )
-    steps = int(options.get("num_inference_steps", options.get("num_steps", 10)))
     tokens = int(options.get("tokenizer_max_length", 48))
     folder = None if config.model_path is None else str(find_weights(config.model_path).parent)
     instruction = None
