@@ -165,7 +165,7 @@ class Distribution(Protocol):
     def kl(self, other: Any) -> Array: ...
 
     is_flow: ClassVar[bool] = False
-    """It learns by its ``matching_loss``, as ``ejax.policies.vla.flow`` does."""
+    """It learns by its ``matching_loss`` and goes on as a plan, ``continued``, as ``ejax.policies.vla.flow`` does."""
 
     def env_action(self, action: Array) -> Array:
         """Take the part of a sampled action that the environment is given."""
