@@ -15,7 +15,7 @@ from ejax.schema.values import MAX_SEED, add_policy_options, whole
 from ejax.schema.writing import by_product, replace_file
 
 _SHIFTS = {
-    "latency": ("STEPS", "late actions; again for another value"),
+    "latency": ("STEPS", "late actions, or with --chunks late chunks; again for another value"),
     "noise": ("SIZE", "standard deviation, on each observed number"),
     "mass": ("SCALE", "of everything that moves"),
     "friction": ("SCALE", "of all objects; without any, of the robot"),
@@ -40,7 +40,9 @@ def _run(args: argparse.Namespace) -> int:
     options = {name: getattr(args, name) for name in shared}
     shifts = {name: values for name in _SHIFTS if (values := getattr(args, name))}
     try:
-        if args.engine is not None or shifts:
+        if args.chunks is None and (args.every is not None or args.hold is not None):
+            raise ValueError("--every and --hold are of chunks: give --chunks sync,async,ensemble,rtc, or one of them")
+        if args.engine is not None or args.chunks is not None or shifts:
             return _compare(args, options, shifts)
         given = {"explain": args.explain or None, "tolerance": args.tolerance, "json": args.json}
         unheeded = [f"--{name}" for name, value in given.items() if value is not None]
@@ -68,22 +70,38 @@ def _evaluate(args: argparse.Namespace, options: dict[str, Any]) -> int:
 def _compare(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str, list[float]]) -> int:
     from ejax.play.comparison import as_markdown, compare_run
 
-    for name, given in {
+    unheeded: dict[str, Any] = {
         "video": args.video,
         "episode-choice": args.episode_choice,
         "sample": args.samples or None,
         "no-gait": args.no_gait or None,
-    }.items():
+    }
+    if args.chunks is not None:
+        unheeded |= {"engine": args.engine, "explain": args.explain or None, "tolerance": args.tolerance, **shifts}
+        unheeded.pop("latency", None)
+    for name, given in unheeded.items():
         if given is not None:
-            raise ValueError(f"--{name} goes without --engine and shifts: evaluate one condition")
-    compared = {"engines": args.engine or ["all"], "shifts": shifts, "explain": args.explain}
-    compared |= {} if args.tolerance is None else {"tolerance": args.tolerance}
-    result = compare_run(args.run, args.overrides, **compared, **options)
+            raise ValueError(f"--{name} goes without --engine, --chunks and shifts: evaluate one condition")
+    if args.chunks is not None:
+        result = _execute(args, options, shifts.get("latency", [0.0]))
+    else:
+        compared = {"engines": args.engine or ["all"], "shifts": shifts, "explain": args.explain}
+        compared |= {} if args.tolerance is None else {"tolerance": args.tolerance}
+        result = compare_run(args.run, args.overrides, **compared, **options)
     print(as_markdown(result))  # first: a file that cannot be written costs nothing
     if args.json is not None:
         with by_product(str(args.json)):
             replace_file(args.json, to_json(result, indent=2) + "\n")
     return 0
+
+
+def _execute(args: argparse.Namespace, options: dict[str, Any], latencies: list[float]) -> dict[str, Any]:
+    from ejax.play.chunks import execute_run
+
+    if wrong := [each for each in latencies if not each.is_integer()]:
+        raise ValueError(f"--latency: got {wrong[0]:g}; must be whole control steps")
+    executed = {"methods": args.chunks, "latencies": [*map(int, latencies)], "every": args.every, "hold": args.hold}
+    return execute_run(args.run, args.overrides, **executed, **options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -114,6 +132,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", type=lambda given: given.split(","), metavar="A,B", help=text)
     for name, (size, what) in _SHIFTS.items():
         parser.add_argument(f"--{name}", type=float, action="append", default=[], metavar=size, help=what)
+    text = "execute chunks as a robot does, by sync, async, ensemble or rtc, under each --latency; docs/vla.md"
+    parser.add_argument("--chunks", type=lambda given: given.split(","), metavar="A,B", help=text)
+    text = "with --chunks: from one chunk to the next (half a chunk or the latency; of ensemble 1 or the latency)"
+    parser.add_argument("--every", type=whole(1), metavar="STEPS", help=text)
+    text = "with --chunks: the action where there is none, zero or last, for all its numbers or one for each"
+    parser.add_argument("--hold", type=lambda given: given.split(","), metavar="A,B", help=text)
     parser.add_argument("--explain", action="store_true", help="name the first difference even where results agree")
     parser.add_argument("--tolerance", type=float, metavar="X", help="of a difference, over a number's range (0.01)")
     parser.add_argument("--json", type=a_path, metavar="FILE", help="the whole comparison, for programs")

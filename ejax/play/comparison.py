@@ -87,7 +87,7 @@ def compare_run(
         for each, env in envs.items():
             print(f"{', '.join(each)} …", file=sys.stderr)
             episodes = evaluate(policy, env, params, key, num_envs=num_envs, num_episodes=num_episodes)
-            rows[each] = {"engine": each[0], "condition": each[1], **_estimates(jax.device_get(episodes))}
+            rows[each] = {"engine": each[0], "condition": each[1], **estimates(jax.device_get(episodes))}
         by = "success" if "success" in rows[names[0], AS_IT_IS] else "return"
         for (name, shift), row in rows.items():
             beyond = differ(rows[names[0], shift][by], row[by])
@@ -178,7 +178,8 @@ def _build(config: RunConfig, engine: Engine, shift: str, events: Facts) -> Any:
     return env
 
 
-def _estimates(episodes: Mapping[str, NDArray[Any]]) -> Facts:
+def estimates(episodes: Mapping[str, NDArray[Any]]) -> Facts:
+    """Average an evaluation's episodes, with intervals of success and return."""
     facts: Facts = {name: float(x.mean()) for name, x in episodes.items() if name not in ("unfinished", "same_start")}
     facts |= {"return": average(episodes["return"]), "nonfinite": int((episodes["nonfinite"] > 0).sum())}
     facts["episodes"] = count = count_episodes(summarize(episodes), len(episodes["return"]))
@@ -310,15 +311,19 @@ def _touching(model: mujoco.MjModel, qpos: NDArray[Any]) -> list[str]:
 
 
 def as_markdown(result: Facts) -> str:
-    """Format the result of ``compare_run`` as a table, its columns aligned, and sentences."""
+    """Format the result of ``compare_run`` as a table, its columns aligned, and sentences; or that of another function
+    with ``head`` in place of engines, and ``columns`` more."""
+    columns = {name: tag for name, tag in result.get("columns", {}).items() if tag in result["rows"][0]}
+    head = [result.get("head", _HEAD[0]), *_HEAD[1:], *columns]
     rows = [
         [row["engine"], row["condition"], *_cells(row.get("success"), 3), *_cells(row["return"], 2)]
+        + [f"{row[tag]:.3g}" for tag in columns.values()]
         for row in result["rows"]
     ]
-    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = [
         f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |"
-        for row in (_HEAD, ["-" * width for width in widths], *rows)
+        for row in (head, ["-" * width for width in widths], *rows)
     ]
     what = f"{result['episodes']} episodes a row, intervals of 95 %"
     lines += ["", f"{what}; seed {result['seed']}, {result['checkpoint']}"]
