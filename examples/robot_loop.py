@@ -8,11 +8,15 @@ Two processes and a pipe. The robot steps at its own rate: it sends an observati
 next step; where nothing has come in time, it repeats, and the deadline counts as missed. The loop answers each
 observation, within the contract's bounds and a limit of the change. Where none comes for ``--hold-after`` it holds,
 after ``--damp-after`` it damps, until observations come again. Ctrl-C, SIGTERM and Enter are the emergency stop.
+
+A policy that decides on chunks needs ``--chunks METHOD --latency STEPS``: a thread computes a chunk while the one
+before is executed, by ``chunk_player.py``, which needs NumPy alone; ``--server`` asks a policy elsewhere.
 """
 
 import argparse
 import json
 import multiprocessing
+import os
 import select
 import signal
 import sys
@@ -108,10 +112,22 @@ def limits_of(contract: Mapping[str, Any], change_rate: float, hz: float) -> Lim
     """
     action = contract["action"]
     low, high = ([np.nan if x is None else x for x in action.get(name, [None])] for name in ("low", "high"))
-    if np.isnan([*low, *high]).any() or "chunk" in action:
-        raise ValueError("this loop needs single actions with finite bounds, 'low' and 'high' in contract.json")
+    if "chunk" in action:
+        raise ValueError("this policy decides on chunks: give --chunks async, or another way to execute them")
+    if np.isnan([*low, *high]).any():
+        raise ValueError("this loop needs actions with finite bounds, 'low' and 'high' in contract.json")
     bounds = np.array(low, float), np.array(high, float)
     return Limits(*bounds, change_rate * (bounds[1] - bounds[0]) / hz, np.clip(0.0, *bounds))
+
+
+def of_single_actions(contract: Mapping[str, Any]) -> dict[str, Any]:
+    """Make of a contract of chunks that of their single actions, in the environment without chunks."""
+    action, env = dict(contract["action"]), dict(contract["env"])
+    chunk = action.pop("chunk")
+    action |= {name: action[name][: chunk["shape"][1]] for name in ("low", "high") if name in action}
+    env["cfg"] = {name: x for name, x in env["cfg"].items() if name != "action_chunk"}
+    env["wrappers"] = [each for each in env.get("wrappers", ()) if "ActionChunk" not in each]
+    return {**contract, "action": action, "env": env, "control_rate_hz": chunk["action_rate_hz"]}
 
 
 class Policy:
@@ -228,6 +244,7 @@ def robot(directory: Path, link: Link, hz: float, seconds: float, silence: tuple
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the loop, which sends STOP
     contract, episode = load(directory)
+    contract = of_single_actions(contract) if "chunk" in contract["action"] else contract
     try:
         task = make_task(contract, episode)
     except ModuleNotFoundError as error:
@@ -256,6 +273,27 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     ) if file.exists() else None
 
 
+def chunk_player(args: argparse.Namespace, contract: Mapping[str, Any], limits: Limits) -> Any:
+    """Make what executes the policy's chunks. ValueError: a contract of single actions, or of a policy with memory."""
+    from chunk_player import ChunkPlayer, Execution
+
+    if "chunk" not in contract["action"] or len(inputs_of(contract)) < len(contract["observation"]):
+        raise ValueError("--chunks is for a policy that decides on chunks, and has no memory")
+    if args.server is None and args.chunks == "rtc":
+        raise ValueError("policy.onnx cannot continue a plan: serve the run, and give --server; or --chunks async")
+    shape, keeps = contract["action"]["chunk"]["shape"], (args.hold == "last",) * len(limits.low)
+    rule = Execution(args.chunks, shape[0], args.latency, args.every, keeps)
+    if args.server is None:
+        policy = Policy(args.directory, contract)
+        return ChunkPlayer(rule, lambda obs, *_: policy(obs).reshape(shape), limits.low, limits.high)
+    from serve_client import Client
+
+    client, entries = Client(args.server, os.environ.get("EJAX_SERVE_TOKEN")), inputs_of(contract)
+    if args.chunks == "rtc" and not client.metadata["continues"]:
+        raise ValueError("--chunks rtc guides a flow, which the served policy is not: give --chunks async")
+    return ChunkPlayer(rule, lambda obs, *plan: client.infer_chunk(split(obs, entries), *plan), limits.low, limits.high)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run an exported policy against a simulated robot in real time.")
     parser.add_argument("directory", type=Path, metavar="DIR", help="what ejax export wrote, with policy.onnx")
@@ -267,11 +305,17 @@ def main() -> None:
     parser.add_argument("--change-rate", type=float, default=10.0, help="of an action, in ranges of its bounds per s")
     parser.add_argument("--silence", type=float, nargs=2, default=(0.0, 0.0), metavar="S", help="the robot's, from, to")
     parser.add_argument("--log", type=Path, metavar="FILE.npz", help="for ejax replay")
+    parser.add_argument("--chunks", metavar="METHOD", help="of a policy in chunks: sync, async, ensemble or rtc")
+    parser.add_argument("--latency", type=int, default=0, metavar="STEPS", help="until a chunk is used, at least")
+    parser.add_argument("--every", type=int, metavar="STEPS", help="from one chunk to the next")
+    parser.add_argument("--server", metavar="URL", help="with --chunks: ejax serve of the same policy")
     args = parser.parse_args()
-    contract, episode = load(args.directory)
+    whole, episode = load(args.directory)
+    contract = of_single_actions(whole) if args.chunks and "chunk" in whole["action"] else whole
     if (trained := contract["control_rate_hz"]) != args.hz:
         print(f"the policy was trained at {trained} Hz, and is run at {args.hz:g} Hz: a step of the task for each")
-    limits, policy, log = limits_of(contract, args.change_rate, args.hz), Policy(args.directory, contract), Log()
+    limits, log = limits_of(contract, args.change_rate, args.hz), Log()
+    policy: Any = chunk_player(args, whole, limits) if args.chunks else Policy(args.directory, contract)
     stops: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stops.append(received))
@@ -291,6 +335,8 @@ def main() -> None:
     steps = log.steps[1:]
     print(f"{len(steps)} steps, {sum(not step.fresh for step in steps)} deadlines missed; commands: {sent}")
     print(f"{limits.clamped} actions beyond the bounds, {limits.slowed} changes too large")
+    if args.chunks:
+        print(f"the largest jump at a seam, before the limits, is {policy.largest_jump:.3f} of an action's range")
     if args.log:
         kept = log.write(args.log, contract, 0 if episode is None else episode["seed"])
         print(f"{args.log}: {kept} steps to replay")

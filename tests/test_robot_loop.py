@@ -11,10 +11,25 @@ import pytest
 
 from ejax import replay
 from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.policies.chunks import Execution
 from ejax.rollout import reset, step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from robot_loop import ACT, DAMP, HOLD, STOP, Limits, Log, Step, Watchdog, control, limits_of
+from chunk_player import ChunkPlayer
+from robot_loop import (
+    ACT,
+    DAMP,
+    HOLD,
+    STOP,
+    Limits,
+    Log,
+    Step,
+    Watchdog,
+    chunk_player,
+    control,
+    limits_of,
+    of_single_actions,
+)
 from robot_node import Controller, Observation, feature_names
 
 PERIOD = 0.02
@@ -85,8 +100,26 @@ def test_an_action_and_its_change_stay_within_the_contracts_limits() -> None:
     )
     assert (limit.clamped, limit.slowed) == (2, 2)
     for action in ({"low": [None], "high": [1.0]}, {"num_choices": [3]}):
-        with pytest.raises(ValueError, match="needs single actions with finite bounds"):
+        with pytest.raises(ValueError, match="needs actions with finite bounds"):
             limits_of({"action": action}, 1.0, 50.0)
+
+
+def test_chunks_are_executed_within_the_limits_and_refused_without_a_method(tmp_path: Path) -> None:
+    env = {"cfg": {"action_chunk": 4, "episode_length": 9}, "wrappers": [{"ActionChunk": {"size": 4}}, {"Other": {}}]}
+    action = {"low": [-1.0, 0.0] * 4, "high": [1.0, 4.0] * 4, "chunk": {"shape": [4, 2], "action_rate_hz": 25.0}}
+    whole = {"observation": [], "action": action, "env": env, "control_rate_hz": 6.25}
+    with pytest.raises(ValueError, match="this policy decides on chunks: give --chunks"):
+        limits_of(whole, 1.0, 50.0)
+    contract = of_single_actions(whole)
+    assert contract["action"] == {"low": [-1.0, 0.0], "high": [1.0, 4.0]} and contract["control_rate_hz"] == 25.0
+    assert contract["env"] == {"cfg": {"episode_length": 9}, "wrappers": [{"Other": {}}]}
+    args = SimpleNamespace(directory=tmp_path, chunks="rtc", latency=1, every=2, hold="zero", server=None)
+    with pytest.raises(ValueError, match=r"policy.onnx cannot continue a plan: serve the run, and give --server"):
+        chunk_player(args, whole, limits())
+    robot = Robot(5 * [True])
+    with ChunkPlayer(Execution("async", 4, 1, 2), lambda *_: np.full((4, 2), 0.75), [-1, -1], [1, 1]) as player:
+        run(robot, "zero", policy=player)
+    assert [action for _, _, action in robot.commands] == [[0.0, 0.0], [0.5, 0.5], *[[0.75, 0.75]] * 3]
 
 
 def test_a_log_is_replayed_and_a_robot_that_moved_otherwise_is_found(

@@ -20,6 +20,8 @@ ObservationParts: TypeAlias = Mapping[str, Any]
 """Arrays and texts of one observation by dotted path, without a batch axis."""
 _PROMPT = "prompt"
 """The name of the instruction in openpi's observations."""
+PLAN, WEIGHTS = "continue.actions", "continue.weights"
+"""Optional parts [K, A] and [K] of an observation: the plan that the chunk goes on as, by ``Execution.weights``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +139,12 @@ def _load_run(run: Path, checkpoint: str | None, member: int | None, device: str
     """Load a run's policy: its most probable actions, clipped where the environment clips them."""
     import jax  # here: an export is served without it
 
+    from ejax.envs.actions import to_action
     from ejax.envs.description import WHOLE, describe
     from ejax.play.acting import load
+    from ejax.play.chunks import continued, is_flow
     from ejax.policies.calls import first_memory
+    from ejax.policies.chunks import GUIDANCE
     from ejax.runtime.tree_text import named_leaves
     from ejax.schema.plain_files import to_json
     from interop.artefacts.contract import run_contract
@@ -149,19 +154,34 @@ def _load_run(run: Path, checkpoint: str | None, member: int | None, device: str
     shapes = {name or WHOLE: [x.shape[1:]] for name, x in named_leaves(actor.example).items()}
     contract = run_contract(actor.config.to_dict()["env"], actor.env, actor.form.clip is not None)
     memory, memory_tree = jax.tree.flatten(first_memory(actor.policy, 1))
+    # a chunk that may go on as a plan: inputs behind the observation's
+    horizon = actor.config.env.action_chunk if is_flow(actor.policy, actor.params, actor.example) else 0
+    size = (horizon, contract["action"]["shape"][0] // max(horizon, 1))
+    plan = [np.zeros((1, *shape), np.float32) for shape in (size, size[:1]) if horizon]
+
+    def leaves_of(parts: ObservationParts) -> Leaves:
+        rows, _ = actor.rows(jax.tree.unflatten(tree, [parts[x] for x in shapes]))
+        if (PLAN in parts) != (WEIGHTS in parts):
+            raise ValueError(f"give both '{PLAN}' and '{WEIGHTS}', or neither")
+        given = zip((PLAN, WEIGHTS), plan, strict=False)  # of no plan: none
+        return [*jax.tree.leaves(rows), *(np.asarray(parts.get(x, one[0]), np.float32)[None] for x, one in given)]
 
     def act(leaves: Leaves, memory: Leaves) -> tuple[NDArray[Any], Leaves]:
-        action, after = actor.answer(jax.tree.unflatten(tree, leaves), jax.tree.unflatten(memory_tree, memory))
+        rows = jax.tree.unflatten(tree, leaves[: len(example)])
+        if plan:
+            chunks = continued(actor.policy, actor.params, rows, *leaves[len(example) :], GUIDANCE)
+            return to_action(actor.form, chunks), memory
+        action, after = actor.answer(rows, jax.tree.unflatten(memory_tree, memory))
         return action, [np.asarray(x) for x in jax.tree.leaves(after)]
 
     return Served(
         runtime="jax",
         contract=parse_json(to_json(contract, "null")),  # plain lists and maps, which both msgpack and JSON take
-        shapes=shapes,
+        shapes=shapes | {name: [x.shape[1:]] for name, x in zip((PLAN, WEIGHTS), plan, strict=False)},
         required=list(shapes),
         texts={name: shapes[name][0][0] for name in describe(actor.env).text},
-        leaves_of=lambda parts: jax.tree.leaves(actor.rows(jax.tree.unflatten(tree, [parts[x] for x in shapes]))[0]),
-        example=example,
+        leaves_of=leaves_of,
+        example=[*example, *plan],
         first_memory=[np.asarray(x) for x in memory],
         act=act,
     )

@@ -29,7 +29,7 @@ from websockets.http11 import Request, Response
 
 from ejax.schema.messages import explain
 from interop.serving import is_loopback
-from interop.serving.policies import Leaves, Served
+from interop.serving.policies import PLAN, Leaves, Served
 
 _DTYPE = re.compile(r"[<>|=]?[biuf]\d")
 _MAX_AXES = 8
@@ -192,6 +192,7 @@ async def serving(
         **facts,
         "runtime": policy.runtime,
         "action_horizon": chunk,
+        "continues": PLAN in policy.shapes,
         "remembers": bool(policy.first_memory),
         "max_message_bytes": policy.max_bytes,
         "max_clients": max_clients,

@@ -14,11 +14,17 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from small_flow import HORIZON, Flow, Wander, learned
+from tiny import tiny
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
+from ejax.config import parse_config
+from ejax.envs.wrappers.action_chunk import ActionChunk
+from ejax.play.acting import Actor
+from ejax.policies.chunks import Execution
 from interop.serving import __main__ as command
-from interop.serving.policies import Leaves, Served
+from interop.serving.policies import Leaves, Served, load_served
 from interop.serving.server import Batches, serving, unpack
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -236,6 +242,30 @@ def test_without_a_token_a_name_that_leads_here_is_not_served(
     if "Host" in headers and status == 403 and path == "metadata":
         with pytest.raises(InvalidStatus, match="403"), connect(f"ws://{address}", additional_headers=headers):
             pass
+
+
+def test_a_flow_of_a_run_goes_on_as_the_plan_that_a_client_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = ActionChunk(Wander(), HORIZON)
+    config = parse_config(tiny(env_cfg={"action_chunk": HORIZON}))
+    actor = Actor(config, env, Flow(), learned(), checkpoint=Path("nowhere"))
+    monkeypatch.setattr("ejax.play.acting.load", lambda *_, **__: actor)
+    monkeypatch.setattr("interop.artefacts.contract.run_contract", lambda *_: {"action": {"shape": [HORIZON]}})
+    served, obs = load_served(Path("run")), {"": np.array([0.02], np.float32)}
+    obs = dict(zip(served.required, obs.values(), strict=True))
+    plain = served.act(served.leaves(obs), [])[0]
+    plan = {"continue.actions": -plain.reshape(HORIZON, 1), "continue.weights": Execution("rtc", HORIZON, 2, 4).weights}
+    np.testing.assert_allclose(plain[0], actor.act(np.array([0.02])), atol=1e-6)
+    # in one batch, the one without a plan is as before
+    rows = [served.leaves(each) for each in (obs, {**obs, **plan})]
+    alone, guided = served.act([np.concatenate(x) for x in zip(*rows, strict=True)], [])[0]
+    np.testing.assert_allclose(alone, plain[0], atol=1e-6)
+    assert np.abs(guided + plain[0])[:2].max() < 0.6 * np.abs(2.0 * plain[0])[:2].max()
+    for wrong, text in (
+        ({"continue.actions": plan["continue.actions"]}, "give both 'continue.actions' and 'continue.weights'"),
+        (plan | {"continue.weights": np.ones(3)}, r"'continue.weights' is float64\[3\]; must be \[8\]"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            served.leaves({**obs, **wrong})
 
 
 def test_requests_that_wait_are_one_batch_padded_and_answered_as_alone() -> None:
