@@ -79,9 +79,10 @@ def _compare(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str
     if args.chunks is not None:
         unheeded |= {"engine": args.engine, "explain": args.explain or None, "tolerance": args.tolerance, **shifts}
         unheeded.pop("latency", None)
+    other = "--engine and shifts" if args.chunks is None else "--chunks"
     for name, given in unheeded.items():
         if given is not None:
-            raise ValueError(f"--{name} goes without --engine, --chunks and shifts: evaluate one condition")
+            raise ValueError(f"--{name} goes without {other}: evaluate one condition")
     if args.chunks is not None:
         result = _execute(args, options, shifts.get("latency", [0.0]))
     else:

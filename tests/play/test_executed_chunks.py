@@ -45,7 +45,7 @@ def test_single_actions_of_a_runs_chunks_are_evaluated_in_a_table(
             ["--chunks", "async", "--hold", "zero,last,zero"],
             "--hold: got zero,last,zero; must be zero or last, once or",
         ),
-        (["--chunks", "async", "--noise", "0.1"], "--noise goes without --engine, --chunks and shifts"),
+        (["--chunks", "async", "--noise", "0.1"], "--noise goes without --chunks: evaluate one condition"),
         (["--every", "2"], "--every and --hold are of chunks"),
         (["--chunks", "async", "env.cfg.action_chunk=1"], "this policy decides on one action"),
     ],
