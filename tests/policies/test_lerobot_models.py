@@ -77,6 +77,7 @@ def test_all_names_that_do_not_fit_are_in_one_error(tmp_path: Path) -> None:
             {"input_features": {"observation.state": {"type": "STATE", "shape": [4]}}},
             "has 3 numbers, the model's 4",
         ),
+        ("smolvla", {"resize_imgs_with_padding": [32, 32]}, r"ejax has the size of these weights, \[16, 16\]"),
         ("pi0", {"chunk_size": 3}, "at most the model's chunk of 3"),
     ],
 )

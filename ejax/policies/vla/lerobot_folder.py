@@ -110,10 +110,15 @@ def read_spec(kind: Kind, model_path: str | None) -> tuple[ExpertSpec, dict[str,
         raise WeightsError(f"{config_file}: {', '.join(on)} is true, which ejax has not; convert actions in the data")
     shapes = {renamed(name, NAMES): shape for name, shape in weight_shapes(file).items()}
     try:
-        return _spec_of(kind, shapes, options), options
+        spec = _spec_of(kind, shapes, options)
     except (KeyError, ZeroDivisionError, TypeError) as error:
         text = f"{file} has no {error.args[0]}" if isinstance(error, KeyError) else f"{file}: {error}"
         raise WeightsError(f"{text}; it is not of {kind}, as LeRobot or openpi name its arrays") from error
+    size = [spec.patch * spec.side] * 2
+    for key in ("image_resolution", "resize_imgs_with_padding"):
+        if options.get(key, size) != size:
+            raise WeightsError(f"{config_file}: {key} is {options[key]}; ejax has the size of these weights, {size}")
+    return spec, options
 
 
 def _spec_of(kind: Kind, shapes: Mapping[str, Sequence[int]], options: Mapping[str, Any]) -> ExpertSpec:
