@@ -16,6 +16,7 @@ _PLACES = {
     "ejax.algorithms.grpo": ("GRPOConfig", "grpo_update"),
     "ejax.algorithms.options": ("GradientOptions", "MinibatchOptions"),
     "ejax.algorithms.ppo": ("PPOConfig", "ppo_update"),
+    "ejax.algorithms.model_shac": ("ModelSHACConfig", "model_shac_update"),
     "ejax.algorithms.record": ("Algorithm",),
     "ejax.algorithms.flash_sac": ("FlashSACConfig", "flash_sac_update"),
     "ejax.algorithms.reppo": ("REPPOConfig", "reppo_update"),

@@ -324,7 +324,7 @@ def make_rollout(
     info = dict(timestep.info)  # a copy: the caller's stays whole
     valid = info.pop("valid", None)
     # an action-value policy has no V: what follows is valued by its critics, from the next observation
-    of_actions = isinstance(policy, ActionValuePolicy)
+    of_actions, first = isinstance(policy, ActionValuePolicy), jax.tree.map(lambda x: x[0], obs)
     rollout = Rollout(
         obs=obs,
         action=action,
@@ -339,7 +339,7 @@ def make_rollout(
         dropout_seed=dropout_seed,
         valid=valid,
         memory=before if isinstance(policy, PolicyWithMemory) else None,
-        next_obs=timestep.final_obs if of_actions else None,
+        next_obs=timestep.final_obs if of_actions or not has_large_rows(first) else None,
     )
     check_rollout(rollout)
     return rollout

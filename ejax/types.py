@@ -86,7 +86,7 @@ class Rollout:
     memory: PyTree = None
     """The memory of the policy when it acted: a sequence can be resumed at any step. None: no memory."""
     next_obs: PyTree = None
-    """The true next observation, before any reset, where the policy is an ``ActionValuePolicy``."""
+    """The true next observation, before any reset. None: it is large, and the policy no ``ActionValuePolicy``."""
     extras: dict[str, Any] = struct.field(default_factory=dict)
     """Your own arrays, for your own algorithm; ejax reads none of them."""
 
@@ -207,7 +207,7 @@ class PolicyWithMemory(Policy, Protocol):
 @runtime_checkable
 class ActionValuePolicy(Policy, Protocol):
     """A policy whose critics value actions, Q(obs, action), as a method of its Flax module; its ``value`` is zeros, and
-    its rollouts keep ``next_obs``. Parameters of the critics have names that begin with ``critic``."""
+    its rollouts always keep ``next_obs``. Parameters of the critics have names that begin with ``critic``."""
 
     def action_values(self, obs: PyTree, action: Array) -> Array:
         """Evaluate each critic, [critics, ...]: ``policy.apply(params, obs, action, method="action_values")``."""

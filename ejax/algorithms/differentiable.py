@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,15 @@ class DifferentiableOptions(GradientOptions):
     """Weight of the entropy, which is to be large."""
 
 
+class Dynamics(NamedTuple):
+    """Dynamics of N rows in place of an environment's, such as a learned model's."""
+
+    step: Callable[[EnvCarry, Array], tuple[EnvCarry, Timestep]]
+    """``(rows, action [N, A]) -> (rows after it, time step)``, as ``ejax.rollout.step``: it starts ended rows again."""
+    action_space: Any = None
+    """None: actions are as the policy gives them."""
+
+
 def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Problem]:
     """Report an environment that the gradient cannot pass through, found by tracing that of one reward."""
     del options
@@ -54,7 +63,8 @@ def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Proble
         jax.eval_shape(jax.grad(reward), action, key)
     except (TypeError, ValueError) as error:
         text = f"the environment cannot be differentiated ({explain(error).splitlines()[0]})"
-        yield Problem("algorithm.name", f"{text}; PointMassRL and PlanarReachRL can be, others train with ppo or grpo")
+        text = f"{text}; PointMassRL and PlanarReachRL can be, others train with ppo, grpo or model_shac"
+        yield Problem("algorithm.name", text)
 
 
 def without_trajectory(update: Callable[..., Any]) -> Callable[..., tuple[TrainState, EnvCarry, Metrics]]:
@@ -92,7 +102,14 @@ def step_maker(update: Callable[..., Any], *, starts_afresh: Callable[[Any], boo
 
 
 def play(
-    params: Params, taps: Array, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, options: DifferentiableOptions
+    params: Params,
+    taps: Array,
+    carry: EnvCarry,
+    key: Key,
+    *,
+    policy: Policy,
+    env: Env | Dynamics,
+    options: DifferentiableOptions,
 ) -> tuple[EnvCarry, Timestep, Array]:
     """Make T steps with reparameterized actions; the gradient flows through actions, dynamics and rewards, and that of
     ``taps``, zeros [T, 4], is ``adjoint_metrics``' input.
@@ -116,7 +133,11 @@ def play(
         # last, so that what the limit sees is the gradient that comes from the environment alone
         if options.action_adjoint_max_norm > 0.0:
             action = clip_adjoint(action, tap, options.action_adjoint_max_norm)
-        after, timestep = step(env, carry, to_action(form, action, jnp), key_env, start)
+        action = to_action(form, action, jnp)
+        if isinstance(env, Dynamics):
+            after, timestep = env.step(carry, action)
+        else:
+            after, timestep = step(env, carry, action, key_env, start)
         return after, (replace(timestep, obs=carry.obs), distribution.entropy())
 
     def all_steps(carry: EnvCarry, keys: Key, taps: Array, starts: EnvCarry | None = None) -> Any:
@@ -126,10 +147,10 @@ def play(
     def with_starts(carry: EnvCarry, keys: Key, taps: Array) -> Any:
         # new episodes are drawn for all steps beforehand, as in ejax.rollout
         num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
-        starts = starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs)
+        starts = starts_of(cast(Env, env), jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs)
         return all_steps(carry, keys, taps, starts)
 
-    both = by_platform(cpu=all_steps, gpu=with_starts)
+    both = all_steps if isinstance(env, Dynamics) else by_platform(cpu=all_steps, gpu=with_starts)
     carry, (trajectory, entropy) = both(carry, jax.random.split(key, taps.shape[0]), taps)
     return carry, trajectory, entropy
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import gymnasium
 import jax
@@ -38,6 +38,7 @@ from ejax.schema.frozen import with_value
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import ActionValuePolicy, Array, Env, HostEnv, Key, Metrics, Policy, PyTree, Rollout, TrainState
 
+T = TypeVar("T")
 Learn: TypeAlias = Callable[[TrainState, PyTree, Any, Key, bool], tuple[TrainState, PyTree, Metrics]]
 """``(state, extra, minibatch, key, moves_actor) -> (state, extra, metrics)``: one gradient step."""
 
@@ -122,13 +123,7 @@ def off_policy_update(
             carry, log = jax.lax.scan(one_delay, carry, (_step_keys(key, config), rows))
         return carry, {name: x.mean() for name, x in log.items()}
 
-    def wait(carry: tuple[TrainState, PyTree]) -> tuple[tuple[TrainState, PyTree], Metrics]:
-        shapes = jax.eval_shape(learn_all, carry)[1]
-        nothing = {name: 0.0 if name == "skipped_fraction" else jnp.nan for name in shapes}
-        return carry, {name: jnp.full(x.shape, nothing[name], x.dtype) for name, x in shapes.items()}
-
-    size = replay.size.sum()
-    (train, extra), metrics = jax.lax.cond(size >= max(1, config.learning_starts), learn_all, wait, (train, extra))
+    (train, extra), metrics = once_filled(replay, config, learn_all, (train, extra))
     optimizers = {"actor": config.optimizer, "critic": config.critic_optimizer}
     train = step_schedules(train, optimizers, config.lr_scheduler)
     if "normalizer" in train.params:  # statistics of batches are the gradient steps' own
@@ -136,9 +131,21 @@ def off_policy_update(
     metrics |= {
         "skipped_minibatches": metrics["skipped_fraction"] * config.gradient_steps,
         "learning_rate": get_learning_rate(train.opt_state["actor"]),
-        "replay_size": size.astype(jnp.float32),
+        "replay_size": replay.size.sum().astype(jnp.float32),
     }
     return (train, replace(own, replay=replay, extra=extra)), metrics
+
+
+def once_filled(replay: Replay, config: Any, learn: Callable[[T], tuple[T, Metrics]], state: T) -> tuple[T, Metrics]:
+    """Learn, once the buffer holds ``learning_starts`` transitions; before that metrics are NaN."""
+
+    def wait(state: T) -> tuple[T, Metrics]:
+        shapes = jax.eval_shape(learn, state)[1]
+        nothing = {name: 0.0 if name.startswith("skipped") else jnp.nan for name in shapes}
+        return state, {name: jnp.full(x.shape, nothing[name], x.dtype) for name, x in shapes.items()}
+
+    learned: tuple[T, Metrics] = jax.lax.cond(replay.size.sum() >= max(1, config.learning_starts), learn, wait, state)
+    return learned
 
 
 def _add(replay: Replay, rollout: Rollout, key: Key, config: Any) -> tuple[Replay, Replay, Array | None]:
@@ -201,6 +208,16 @@ def _storage_problems(replay: ReplayConfig, shared_by: str | None = None) -> Ite
 def shape_problems(options: OffPolicyOptions, run: RunShape) -> Iterator[Problem]:
     """Find options that contradict each other or the run's sizes."""
     yield from _storage_problems(options.replay, run.shared_by)
+    yield from capacity_problems(options, run)
+    if options.gradient_steps % options.policy_delay:
+        text = f"got {options.policy_delay}, which does not divide gradient_steps {options.gradient_steps}"
+        yield Problem("algorithm.cfg.policy_delay", f"{text}; give a divisor")
+    if options.demonstrations is not None:
+        yield from demonstration_problems(options.demonstrations, options.batch_size)
+
+
+def capacity_problems(options: Any, run: RunShape) -> Iterator[Problem]:
+    """Find a buffer that is too small for a rollout, or for what learning waits for."""
     capacity = options.replay.capacity
     if run.rows > capacity:
         text = f"got {capacity}, but {run.rows_text}: raise algorithm.cfg.replay.capacity"
@@ -208,11 +225,6 @@ def shape_problems(options: OffPolicyOptions, run: RunShape) -> Iterator[Problem
     if options.learning_starts > capacity:
         text = f"got {options.learning_starts}, which a buffer of {capacity} never holds; give at most that"
         yield Problem("algorithm.cfg.learning_starts", text)
-    if options.gradient_steps % options.policy_delay:
-        text = f"got {options.policy_delay}, which does not divide gradient_steps {options.gradient_steps}"
-        yield Problem("algorithm.cfg.policy_delay", f"{text}; give a divisor")
-    if options.demonstrations is not None:
-        yield from demonstration_problems(options.demonstrations, options.batch_size)
 
 
 def policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:

@@ -21,6 +21,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from ejax.algorithms.differentiable import (
     DifferentiableOptions,
+    Dynamics,
     adjoint_metrics,
     differentiable_problems,
     discounted_sum,
@@ -95,7 +96,7 @@ def shac_update_with_trajectory(
     key: Key,
     *,
     policy: Policy,
-    env: Env,
+    env: Env | Dynamics,
     optimizer: optax.GradientTransformation,
     config: SHACConfig,
 ) -> tuple[TrainState, EnvCarry, Metrics, Timestep]:
@@ -117,7 +118,7 @@ def shac_update_with_trajectory(
     """
     _check_networks(state)
     key_play, key_critic = jax.random.split(key)
-    grads, carry, metrics, trajectory, next_value = _actor_gradient(
+    grads, carry, metrics, trajectory, next_value = actor_gradient(
         state, carry, key_play, policy=policy, env=env, config=config
     )
     # the actor steps first, and alone: its optimizer has no moments of the critic
@@ -171,8 +172,8 @@ def short_horizon_return(
     return total
 
 
-def _actor_gradient(
-    state: TrainState, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, config: SHACConfig
+def actor_gradient(
+    state: TrainState, carry: EnvCarry, key: Key, *, policy: Policy, env: Env | Dynamics, config: SHACConfig
 ) -> tuple[PyTree, EnvCarry, Metrics, Timestep, Array]:
     """Compute the gradient of the actor's loss, its steps, and V' of their next observations, [T, N]."""
 
@@ -255,7 +256,7 @@ def _check_networks(state: TrainState) -> None:
         raise ValueError("shac needs a target critic, got target=None; start with init_train_state(…, target=True)")
 
 
-def _problems(options: SHACConfig, run: RunShape) -> Iterator[Problem]:
+def shac_problems(options: SHACConfig, run: RunShape) -> Iterator[Problem]:
     if run.policy == "actor_only":
         yield Problem("policy.name", "got 'actor_only', which has no critic; shac needs one: give actor_critic")
     if options.num_mini_batches > run.rows:
@@ -268,7 +269,7 @@ ALGORITHM = Algorithm(
     make_optimizer=lambda options: make_actor_critic_optimizer(options.optimizer, options.critic_optimizer),
     keeps_target=True,
     sizes=lambda options, chunk_size: {"buffer_size": options.segment_length},
-    problems=_problems,
+    problems=shac_problems,
     actions=(gymnasium.spaces.Box,),
     env_problems=differentiable_problems,
 )

@@ -201,12 +201,12 @@ def finish(
 
     Args:
         seen: leaves [T, N, ...].
-        losses: of the update, without their group's name.
+        losses: of the update, ``train/<name>``; those of another group have its name, such as ``model/<name>``.
         valid: [T, N] bool, the steps that count. None: all.
     """
     success = seen.info.get("success", jnp.full(seen.reward.shape, jnp.nan))
     episodes = track_episodes(state.episodes, seen.reward, seen.done, success, valid)
-    metrics = {f"train/{name}": value for name, value in losses.items()}
+    metrics = {name if "/" in name else f"train/{name}": value for name, value in losses.items()}
     metrics |= episode_metrics(episodes) | step_metrics(seen.info, valid)
     return replace(state, update=state.update + 1, episodes=episodes), metrics
 

@@ -426,8 +426,8 @@ class AlgorithmConfig(StrictModel):
     """``algorithm``: a name, and the options that this name has."""
 
     name: Annotated[str, AfterValidator(partial(trusted_name, "algorithm"))]
-    """``ppo``, ``grpo``, ``reppo``, ``sac``, ``flash_sac``, ``apg``, ``shac``, ``bc``, ``distill``, or a record of your
-    own, ``package.module:ALGORITHM``."""
+    """``ppo``, ``grpo``, ``reppo``, ``sac``, ``flash_sac``, ``apg``, ``shac``, ``model_shac``, ``bc``, ``distill``, or
+    a record of your own, ``package.module:ALGORITHM``."""
     cfg: SerializeAsAny[BaseModel] = Field(default_factory=dict, validate_default=True)
     """The algorithm's options; each name has its own."""
 

@@ -50,7 +50,7 @@ def host_parts(made: Ingredients, devices: Sequence[jax.Device] | None, quaranti
     config, algorithm, options = made.config, made.config.algorithm.record, made.config.algorithm.cfg
     if algorithm.update is None:  # APG and SHAC differentiate through the environment
         text = f"{config.algorithm.name} needs an environment inside its program; with host environments"
-        raise ConfigError([Problem("algorithm.name", f"{text}: ppo, grpo, reppo, sac, flash_sac")])
+        raise ConfigError([Problem("algorithm.name", f"{text}: ppo, grpo, reppo, sac, flash_sac, model_shac")])
     if config.trainer.init_at_random_ep_len:
         text = "got true, which is for environments inside the program, with collector.mode: device; leave it out"
         raise ConfigError([Problem("trainer.init_at_random_ep_len", text)])

@@ -131,7 +131,7 @@ def test_warp_has_no_derivatives_and_algorithms_that_need_them_refuse_it() -> No
     config = tiny(env="CartPoleRL", env_cfg={"physics": "warp"})
     config["algorithm"] = {"name": "apg", "cfg": {"segment_length": 8}}
     config["policy"] = {"name": "actor_only", "actor": config["policy"]["actor"]}
-    with pytest.raises(ConfigError, match=r"warp.*has no derivatives.*others train with ppo or grpo"):
+    with pytest.raises(ConfigError, match=r"warp.*has no derivatives.*others train with ppo, grpo or model_shac"):
         build(parse_config(config))
 
 

@@ -82,6 +82,15 @@ class PlanarReachRL(Task):
         tip = self.end_effector(state.joint_position)
         return jnp.concatenate([state.joint_position, tip, state.target_position, state.last_action])
 
+    def state_of(self, obs: Array) -> PlanarReachState:
+        """Reconstruct the state; the tip is where the angles put it."""
+        return PlanarReachState(
+            joint_position=obs[:2],
+            target_position=obs[4:6],
+            last_action=obs[6:8],
+            episode_step=jnp.zeros((), jnp.int32),
+        )
+
     def distance(self, state: PlanarReachState) -> Array:
         """Measure from the tip to the target, m, without a gradient."""
         # the root has no gradient at 0, and nothing learns from it

@@ -149,6 +149,20 @@ class PointMassRL(Task):
         moving = (state.position, state.velocity, state.goal_position, state.last_action)
         return jnp.concatenate([*moving, state.obstacle_position.reshape(4), state.obstacle_radius])
 
+    def state_of(self, obs: Array) -> PointMassState:
+        zero = jnp.zeros((), jnp.int32)
+        return PointMassState(
+            position=obs[:2],
+            velocity=obs[2:4],
+            goal_position=obs[4:6],
+            last_action=obs[6:8],
+            obstacle_position=obs[8:12].reshape(2, 2),
+            obstacle_radius=obs[12:14],
+            episode_step=zero,
+            path_length=jnp.zeros(()),
+            collision_count=zero,
+        )
+
     def _draw_obstacles(self, key: Key, goal: Array) -> Array:
         """Uniform outside a disc around the goal; after 50 failed draws the point mirrored at the origin, −½·goal."""
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ejax.envs.description import Feature, features
+from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.task.world import World
 from ejax.envs.tasks.push_cube import HOME, JOINTS, PushCubeState, PushTask, distance_to_goal
 from ejax.types import Array, Key
@@ -73,6 +74,12 @@ class PushCube(PushTask):
         known = super().observe(world)
         tool, cube, goal = known[6:9], known[9:12], known[12:15]
         return jnp.concatenate([known, world.qpos[9:13], world.qvel, cube - tool, (goal - cube)[:2]])
+
+    def state_of(self, obs: Array) -> PushCubeState:
+        cube, goal, turn, qvel = obs[9:12], obs[12:15], obs[15:19], obs[19:31]
+        qpos = jnp.concatenate([obs[:6], cube, turn / (jnp.linalg.norm(turn) + 1e-6)])
+        physics = PhysicsState(qpos=qpos, qvel=qvel)
+        return PushCubeState(physics=physics, goal=goal, episode_step=jnp.zeros((), jnp.int32))
 
     def succeeds(self, world: World) -> Array:
         return super().succeeds(world) & (_speed(world) < self.success_max_speed) & (_lift(world) < self.max_lift)

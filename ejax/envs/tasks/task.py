@@ -238,9 +238,12 @@ class Task:
             raise ValueError(f"{type(self).__name__}.step takes an action of shape {shape}, got {action.shape}")
         # what a term compares with: the world that the action was chosen in
         before = self.world(state)
-        world = self.act(before, action)
+        return self.judge(key, before, self.act(before, action))
+
+    def judge(self, key: Key, before: Any, world: Any) -> tuple[Any, Timestep]:
+        """Do what follows the physics of a step: ``update``, events, the observation, ends and the reward."""
         # counted before anything reads it, so that "after each third step" means the same to events and time limits
-        counted = replace(world.state, episode_step=state.episode_step + 1)
+        counted = replace(world.state, episode_step=before.state.episode_step + 1)
         world = self.update(key, replace(world, state=counted, before=before), before)
         world = self.observe_noisy(self.apply_interval_events(key, world), key)
 
@@ -269,6 +272,22 @@ class Task:
         return world.state, Timestep(
             obs=world.obs, reward=reward, terminated=terminated, truncated=truncated, info=info
         )
+
+    def state_of(self, obs: Array) -> Any:
+        """Reconstruct the state of an observation [O] that has all of it but ``episode_step``, which is then 0. Numbers
+        may be a model's, so quaternions of any length. Default: observations do not have it."""
+        raise NotImplementedError(f"{type(self).__name__} has no state_of")
+
+    @property
+    def judges(self) -> bool:
+        # events change what no observation shows
+        return type(self).state_of is not Task.state_of and not self.of("events")
+
+    def judge_prediction(self, obs: Array, action: Array, next_obs: Array) -> Timestep:
+        """Judge a step between two observations [O] as ``step`` judges its own, but for the time limit."""
+        before = self.world(self.state_of(obs))
+        world = replace(before, state=self.state_of(next_obs), executed=self.clip_action(action))
+        return self.judge(jax.random.key(0), before, world)[1]
 
     def act(self, world: Any, action: Array) -> Any:
         # rewards see the action that was done, not the one that was given
