@@ -221,8 +221,8 @@ def draw_steps(
     )
     # the ring does not say where an episode ends: its next row then begins elsewhere
     follows = jnp.all(steps.next_obs[:-1] == steps.obs[1:], axis=-1) & (steps.discount[:-1] > 0.0)
-    weight = jnp.concatenate([jnp.ones((1, num_rows)), jnp.cumprod(follows.astype(jnp.float32), axis=0)])
-    return steps, weight if held_out else weight * (at % _HELD_OUT != 0)
+    counts = jnp.concatenate([jnp.ones((1, num_rows), bool), follows]) & (held_out | (at % _HELD_OUT != 0))
+    return steps, jnp.cumprod(counts.astype(jnp.float32), axis=0)
 
 
 def imagine(step_rows: StepRows, start: EnvCarry, horizon: Array | int) -> tuple[Dynamics, EnvCarry]:
