@@ -38,7 +38,7 @@ def measure(run: Path) -> Any:
 
     @partial(jax.jit, static_argnames="horizon")
     def compare(state: Any, horizon: int) -> Any:
-        options = config.algorithm.cfg.model_copy(update={"segment_length": horizon})
+        options: Any = config.algorithm.cfg.model_copy(update={"segment_length": horizon})
         model, own = model_of(options, parts.policy.action_spec, parts.env), state.own
         errors = model.errors(own.dynamics, own.replay, jax.random.key(0), horizon)
 
