@@ -50,7 +50,7 @@ class JudgingEnv(Env, Protocol):
     def judge_prediction(self, obs: Array, action: Array, next_obs: Array) -> Timestep: ...
 
 
-class ModelConfig(StrictModel):
+class DynamicsConfig(StrictModel):
     """``algorithm.cfg.model``."""
 
     width: PositiveInt = 256
@@ -84,7 +84,7 @@ class LearnedDynamics:
 class Model:
     """The functions of a model; hashable. ``env`` None: reward and end are learned."""
 
-    config: ModelConfig
+    config: DynamicsConfig
     action_spec: ActionSpec
     env: JudgingEnv | None
 

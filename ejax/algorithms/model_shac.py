@@ -28,10 +28,10 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ejax.algorithms.differentiable import Dynamics, differentiable_problems
 from ejax.algorithms.learned_dynamics import (
+    DynamicsConfig,
     JudgingEnv,
     LearnedDynamics,
     Model,
-    ModelConfig,
     imagine,
     trusted_horizon,
 )
@@ -61,7 +61,7 @@ class ModelSHACConfig(SHACConfig):
     """For the critic: minibatches of an epoch, of equal size (the last may be smaller)."""
     target_critic_alpha: float = Field(default=0.98, ge=0.0, lt=1.0)
     """α in V' ← α·V' + (1 − α)·V, after each gradient step: the share of the OLD target that stays."""
-    model: ModelConfig = ModelConfig()
+    model: DynamicsConfig = DynamicsConfig()
     """The learned model."""
     max_model_error: PositiveFloat | None = None
     """Predicted episodes end, with the critic's value, before the first step whose error on held-out rows is larger: 0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ejax.algorithms import model_shac
-from ejax.algorithms.learned_dynamics import Model, ModelConfig, draw_steps, imagine, trusted_horizon
+from ejax.algorithms.learned_dynamics import DynamicsConfig, Model, draw_steps, imagine, trusted_horizon
 from ejax.algorithms.model_shac import ModelSHACConfig
 from ejax.algorithms.replay_buffer import Replay, ReplayConfig, add_rollout, init_replay
 from ejax.algorithms.shac import shac_update
@@ -97,7 +97,7 @@ def test_steps_of_a_ring_follow_their_environment_until_its_episode_ends() -> No
 
 
 def test_the_error_is_0_of_a_perfect_model_and_1_where_nothing_is_predicted_to_move() -> None:
-    model = Model(ModelConfig(width=8), action_spec(SPACE, squash=True), None)
+    model = Model(DynamicsConfig(width=8), action_spec(SPACE, squash=True), None)
     rollout, replay = lane_rollout(), lane_replay(times=3)
     state = model.see(model.init(jax.random.key(0), 1), rollout)
     scale = float(np.sqrt(2.5))  # σ: the root mean square of increments 1 and 2
@@ -140,7 +140,7 @@ POLICY = ActorCritic(
     actor=NetworkConfig(hidden_sizes=(8,), activation="tanh"),
     critic=NetworkConfig(hidden_sizes=(8,), activation="tanh"),
 )
-OPTIONS = ModelSHACConfig(segment_length=3, batch_size=16, model=ModelConfig(width=8))
+OPTIONS = ModelSHACConfig(segment_length=3, batch_size=16, model=DynamicsConfig(width=8))
 OPTIMIZER = make_actor_critic_optimizer(OPTIONS.optimizer, OPTIONS.critic_optimizer)
 
 
