@@ -10,6 +10,10 @@ from ejax.algorithms.record import Algorithm as Algorithm
 from ejax.algorithms.reppo import REPPOConfig as REPPOConfig, reppo_update as reppo_update
 from ejax.algorithms.sac import SACConfig as SACConfig, sac_update as sac_update
 from ejax.algorithms.sgd import MinibatchConfig as MinibatchConfig, sgd_epochs as sgd_epochs
+from ejax.algorithms.model_shac import (
+    ModelSHACConfig as ModelSHACConfig,
+    model_shac_update as model_shac_update,
+)
 from ejax.algorithms.shac import SHACConfig as SHACConfig, shac_update as shac_update
 from ejax.collectors.stateful import BaseAlgorithm as BaseAlgorithm, build_algo as build_algo
 from ejax.collectors.buffer import RolloutBuffer as RolloutBuffer, RolloutQueue as RolloutQueue

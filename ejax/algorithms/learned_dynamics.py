@@ -54,7 +54,7 @@ class DynamicsConfig(StrictModel):
     """``algorithm.cfg.model``."""
 
     width: PositiveInt = 256
-    """Of each hidden layer of f, and of a network of reward and end, where they are learned."""
+    """Units of each hidden layer of f, and of the network of reward and end, where it is learned."""
     depth: PositiveInt = 2
     """Hidden layers."""
     activation: Activation = "silu"
