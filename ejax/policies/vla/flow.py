@@ -111,28 +111,31 @@ class FlowChunk(Distribution):
         return x.reshape(*self.batch, -1)
 
     def continued(self, plan: Array, weight: Array, most: float) -> Array:
-        """Make the chunk of zero noise that goes on as ``plan`` [..., K, A], as far as ``weight`` [..., K] demands:
+        """Make the environment's chunk of zero noise that goes on as ``plan`` [..., K, A], by ``weight`` [..., K]:
 
             v + min(β, (τ² + (1 − τ)²)/(τ·(1 − τ)))·Jᵀ(w·(plan − â)),   â = x + (1 − τ)·v,   J = ∂â/∂x
 
         is the velocity; β is ``most``, and w = 0 leaves ``mode``'s. Source: Black et al. 2025, equations 2 to 4.
         """
-        rows, step = (-1, self.spec.horizon, self.spec.action_dim), 1.0 / self.spec.head.num_steps
-        plan, weight = plan.reshape(rows), weight.reshape(-1, self.spec.horizon, 1)
+        num_rows, horizon, step = math.prod(self.batch), self.spec.horizon, 1.0 / self.spec.head.num_steps
+        plan, weight = plan.reshape(num_rows, horizon, -1), weight.reshape(num_rows, horizon, 1)
+        if self.spec.robot_dim is not None:
+            plan = self.spec.network.apply(self.variables, plan, method="to_model")
 
-        def one_step(x: Array, number: Array) -> tuple[Array, None]:
-            tau = number * step
+        def one_step(x: Array, times: tuple[Array, Array]) -> tuple[Array, None]:
+            tau, left = times
 
             def end_of(x: Array) -> tuple[Array, Array]:
-                velocity = self._velocity(x, jnp.broadcast_to(tau, x.shape[:1]))
-                return x + (1.0 - tau) * velocity, velocity
+                velocity = self._velocity(x, *(jnp.broadcast_to(time, x.shape[:1]) for time in times))
+                return x + left * velocity, velocity
 
             end, pull, velocity = jax.vjp(end_of, x, has_aux=True)
-            scale = jnp.minimum(most, (tau**2 + (1.0 - tau) ** 2) / (tau * (1.0 - tau)))  # of τ = 0: infinite
+            scale = jnp.minimum(most, (tau**2 + left**2) / (tau * left))  # of τ = 0: infinite
             return x + step * (velocity + scale * pull(weight * (plan - end))[0]), None
 
-        x, _ = jax.lax.scan(one_step, jnp.zeros(plan.shape), jnp.arange(self.spec.head.num_steps))
-        return x.reshape(*self.batch, -1)
+        tau = np.arange(self.spec.head.num_steps) * step
+        x, _ = jax.lax.scan(one_step, jnp.zeros_like(plan), (jnp.asarray(tau), jnp.asarray(1.0 - tau)))
+        return self.env_action(x.reshape(*self.batch, -1))
 
     def env_action(self, decision: Array) -> Array:
         """Return a decision's part for the environment, [..., K·A]."""
