@@ -540,5 +540,5 @@ serve(Path({str(keypoints)!r}), {runtime!r}, sys.stdin.buffer, sys.stdout.buffer
         ("jax", "ejax", "flax"),
         f"sys.argv = {words!r}\nimport runpy\nrunpy.run_path('examples/deploy_vla.py', run_name='__main__')",
     )
-    assert "ejax is not installed" in done.stdout.replace("ejax.config.models", "ejax"), done.stderr
+    assert done.stdout.startswith("the task is not played: ejax"), done.stderr
     assert f"observations, {TEXTS[2]!r}: actions [" in done.stdout, done.stderr
