@@ -27,6 +27,20 @@ class Network(nn.Module):
         return nn.Dense(HORIZON)(y).reshape(x.shape)
 
 
+class InUnits(Network):
+    """The same in units of its own, half of the environment's, and by the time that is left: as LeRobot's models."""
+
+    @nn.compact
+    def velocity(self, context: Array, x: Array, left: Array) -> Array:
+        return Network.velocity(self, context, x, 1.0 - left)
+
+    def to_env(self, chunk: Array) -> Array:
+        return 2.0 * chunk
+
+    def to_model(self, chunk: Array) -> Array:
+        return 0.5 * chunk
+
+
 NETWORK = Network()
 
 

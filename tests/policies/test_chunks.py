@@ -1,6 +1,7 @@
 """Chunks at execution: hand-made sequences, the guidance of a small flow, seams, and the same in a program."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_flow import HORIZON, Flow, Wander, learned
+from small_flow import HORIZON, Flow, InUnits, Wander, learned
 
 from ejax.evaluation import evaluate
 from ejax.play.chunks import ExecutedPolicy, MeasuredEnv
@@ -99,6 +100,15 @@ def test_seams_of_rtc_jump_less_than_naive_ones_and_without_guidance_as_much() -
     naive, guided = jumps("async"), jumps("rtc")
     np.testing.assert_allclose(jumps("rtc", guidance=0.0), naive, atol=1e-5)
     assert naive.max() > 0.25 and guided.max() <= naive.max() and guided.mean() < 0.7 * naive.mean()
+
+
+def test_a_plan_is_converted_to_the_units_of_the_network() -> None:
+    obs, weights = jnp.linspace(-0.1, 0.1, 5)[:, None], np.broadcast_to(Execution("rtc", HORIZON, 2, 4).weights, (5, 8))
+    plain = Flow().apply(learned(), obs)[0]
+    converted = replace(plain, spec=replace(plain.spec, network=InUnits(), robot_dim=1))
+    plan = plain.mode().reshape(5, HORIZON, 1)[::-1]
+    expected = 2.0 * plain.continued(plan, weights, 5.0)
+    np.testing.assert_allclose(converted.continued(2.0 * plan, weights, 5.0), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("method", "every"), [("sync", 3), ("ensemble", 2), ("rtc", 4)])
