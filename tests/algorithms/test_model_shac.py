@@ -50,6 +50,12 @@ def test_a_task_judges_a_predicted_step_as_its_own(env: Any) -> None:
         obs = truth.obs
 
 
+def test_no_gradient_flows_through_an_action_that_the_task_detaches() -> None:
+    env, obs, action = PointMassRL(), jnp.full(14, 0.1), jnp.zeros(2)
+    slope = jax.jacobian(lambda next_obs: env.judge_prediction(obs, action, next_obs).obs)(obs)
+    np.testing.assert_array_equal(jnp.diag(slope), np.repeat([1.0, 0.0, 1.0], [6, 2, 6]))
+
+
 def lane_rollout(num_steps: int = 6) -> Rollout:
     """Two lanes, x' = x + a with a = 1 and 2; lane 0 ends after its third step, and begins at 100 again."""
     x = np.array([[0.0, 50.0]] + [[0.0, 0.0]] * num_steps)

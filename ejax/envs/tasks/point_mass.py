@@ -155,7 +155,7 @@ class PointMassRL(Task):
             position=obs[:2],
             velocity=obs[2:4],
             goal_position=obs[4:6],
-            last_action=obs[6:8],
+            last_action=jax.lax.stop_gradient(obs[6:8]),  # as ``advance`` does
             obstacle_position=obs[8:12].reshape(2, 2),
             obstacle_radius=obs[12:14],
             episode_step=zero,
