@@ -10,7 +10,6 @@ their SHA-256 alone and listed as not verified.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -35,8 +34,10 @@ from interop.standalone_verify import (
     load_cases,
     load_contract,
     measure,
+    parse_json,
     print_verdict,
     raise_on_problems,
+    read_bytes,
     read_certificate,
     write_rows,
 )
@@ -120,7 +121,7 @@ def format_table(artefacts: Mapping[str, Mapping[str, Any]], directory: Path, *,
         directory: of the export.
         verbose: all errors instead, over all outputs, in the environment and on all cases.
     """
-    action = json.loads((directory / "contract.json").read_text(encoding="utf-8"))["action"]
+    action = parse_json(read_bytes(directory / "contract.json"))["action"]
     bounds = [*(action.get("low") or [None]), *(action.get("high") or [None])]
     ranged = all(type(x) in (int, float) for x in bounds)
     spans = np.subtract(action["high"], action["low"]) if ranged else np.ones(1)

@@ -31,8 +31,12 @@ ADDED = {
     "add_trust_option": ("ejax.schema.trust", {"--trust"}),
     "add_policy_options": ("ejax.schema.values", {"--member", "--checkpoint"}),
 }
-NOT_ASKED = {("ejax.report.__main__", "ejax.schema.trust")}
-"""A command and a module that it imports by way of others and never calls: a report reads configs as JSON."""
+NOT_ASKED = {
+    ("ejax.report.__main__", "ejax.schema.trust"),
+    ("interop.serving.__main__", "ejax.play.chunks"),
+    ("interop.serving.__main__", "ejax.play.comparison"),
+}
+"""A command and a module whose advice it never gives: a report reads configs as JSON, a server only continues plans."""
 
 
 @functools.cache

@@ -70,7 +70,7 @@ def test_keys_may_follow_options(command: str, run: Path, capsys: pytest.Capture
 @pytest.mark.parametrize("command", ["evaluate", "play", "report", "replay", "train"])
 def test_a_name_that_no_folder_has_is_refused(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--run", name, "--resume", "latest"] if command == "train" else [name]
-    assert refused(capsys, command, *words).startswith(f"ejax.{command}: ")
+    assert refused(capsys, command, *words).startswith(f"ejax {command}: ")
 
 
 def test_a_new_run_under_a_name_that_no_folder_has_is_refused(

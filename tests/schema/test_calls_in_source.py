@@ -66,6 +66,9 @@ READS = {
     ("interop/plain_pt.py", "torch.load"): f"{_CHECKED}check_plain",
     ("interop/plain_pt.py", "zipfile.ZipFile"): f"{_CHECKED}check_plain",
     ("interop/standalone_verify.py", "os.open"): _READER,
+    ("interop/artefacts/loader.py", "own.read_text"): _SHIPPED,
+    ("interop/artefacts/loader.py", "source.read_bytes"): _SHIPPED,
+    ("interop/artefacts/loader.py", "zipfile.ZipFile"): "writes, into memory",
 }
 """Module and call, with the reason."""
 
@@ -111,6 +114,7 @@ WRITES = {
     ("ejax/data/supervisor.py", "(self.folder / ORDER).write_bytes"): _OWN_FOLDER,
     ("ejax/data/worker.py", "(folder / LIFE).open"): _OWN_FOLDER,
     ("ejax/data/worker.py", "(folder / SPEC).write_bytes"): _OWN_FOLDER,
+    ("ejax/learner.py", "shutil.copytree"): "a run into a folder that the program names; fails where anything is there",
     ("ejax/runtime/streams.py", "os.open"): "os.devnull",
     ("ejax/store/checkpoint.py", "shutil.copytree"): f"links, {_OWN_FOLDER}",
     ("ejax/schema/writing.py", "os.link"): _OWN_FOLDER,
@@ -227,6 +231,7 @@ def running(node: ast.AST) -> Iterator[str]:
 
 VOUCHES = {
     ("ejax/config/load.py", "trust_strings"): "parse_config itself",
+    ("ejax/learner.py", "parse_config"): "arguments of a program",
     ("ejax/schema/trust.py", "trust_strings"): "the words of a command line",
     ("ejax/data/record.py", "trust_strings"): "--task-cfg and --action-config, on the command line",
     (

@@ -41,6 +41,10 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": (ACTOR, {"batch_size": 8, "group_size": 2}),
     "apg": (ACTOR, {}),
     "shac": ({"name": "actor_critic", **BOTH}, {"segment_length": 4}),
+    "model_shac": (
+        {"name": "actor_critic", "squash_actions": True, **BOTH},
+        {"segment_length": 4, "learning_starts": 8, "batch_size": 8, "replay": {"capacity": 64}},
+    ),
     "sac": (SQUASHED, {"learning_starts": 8, "batch_size": 8, "replay": {"capacity": 64}}),
     "flash_sac": (
         {"name": "flash_q", "squash_actions": True, "cfg": SMALL},
@@ -51,7 +55,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "distill": (ACTOR, {"batch_size": 8, "teacher": "nowhere"}),
 }
 INSIDE = ("apg", "shac", "distill")
-OF_A_BOX = ("apg", "shac", "sac", "flash_sac", "reppo")
+OF_A_BOX = ("apg", "shac", "model_shac", "sac", "flash_sac", "reppo")
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def refused(algorithm: str, space: str, kind: str) -> set[str]:
         return {"env", "env.id", *(["algorithm.name"] if kind == "Host" and algorithm in INSIDE else [])}
     if (space in ("discrete", "multi") and algorithm in OF_A_BOX) or (kind == "Host" and algorithm in INSIDE):
         return {"algorithm.name"}
-    if space == "one_sided" and algorithm in ("sac", "flash_sac", "reppo"):
+    if space == "one_sided" and algorithm in ("model_shac", "sac", "flash_sac", "reppo"):
         return {"policy.squash_actions"}
     return {"algorithm.cfg.teacher"} if algorithm == "distill" else set()
 

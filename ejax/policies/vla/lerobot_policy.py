@@ -198,7 +198,7 @@ def open_folder(folder: Path) -> tuple[LeRobotPolicy, Params, dict[str, gymnasiu
     horizon = int(options.get("n_action_steps", options.get("chunk_size", 50)))
     model = {"images": images, "numbers": [_STATE], "text": "prompt"}
     section = {"model_path": str(folder), "inference_horizon": horizon, "model_config": model}
-    config = VLAConfig.model_validate_json(json.dumps(section))
+    config = VLAConfig.model_validate_json(json.dumps(section, allow_nan=False))
     text = gymnasium.spaces.Box(0, 255, (1,), np.uint8)
     action = gymnasium.spaces.Box(-np.inf, np.inf, (horizon * out["action"]["shape"][0],), np.float32)
     policy = make_of(kind, config, action, gymnasium.spaces.Dict({**spaces, "prompt": text}))
