@@ -219,6 +219,15 @@ def test_each_part_of_a_command_is_zero_with_its_own_probability(now: bool) -> N
     np.testing.assert_array_equal(drawn.velocity, np.where(zero, 0.0, plain.velocity))
 
 
+def test_a_command_that_is_hardly_one_stands() -> None:
+    for speed, stands in ((0.19, True), (0.21, False)):
+        command = command_of(velocity=jnp.array([0.0, -speed, 0.0]))
+        steered = CommandRanges(least_speed=0.2).steer(command, jnp.zeros(()))
+        assert (steered.velocity == 0.0).all() == stands
+    with pytest.raises(ValueError, match="least_speed must be a number of at least 0, got -1"):
+        CommandRanges(least_speed=-1.0)
+
+
 def test_parts_that_shall_not_touch_the_ground_are_weighed_one_by_one() -> None:
     legged = sensed((0,), unwanted_sensors=((PLACE_WIDTH, 2 * PLACE_WIDTH), (3 * PLACE_WIDTH,)))
     readings = np.zeros((4, 4 * PLACE_WIDTH))

@@ -127,6 +127,17 @@ def test_a_trunk_on_the_ground_ends_the_episode() -> None:
     assert not act(start())[1].terminated
 
 
+@pytest.mark.parametrize(("thigh", "calf", "height", "kneels"), [(0.9, -1.8, 0.285, False), (0.5, -2.7, 0.205, True)])
+def test_the_quadruped_falls_where_it_kneels(thigh: float, calf: float, height: float, kneels: bool) -> None:
+    env = VelocityRL()
+    state, _ = env.reset(jax.random.key(0))
+    qpos = state.physics.qpos.at[2].set(height)
+    legs = qpos[7:].reshape(4, 3).at[:, 1:].set(jnp.array([thigh, calf]))
+    state = replace(state, physics=replace(state.physics, qpos=qpos.at[7:].set(legs.reshape(-1))))
+    held = jnp.tile(jnp.array([0.0, thigh - 0.9, calf + 1.8]), 4) / jnp.asarray(env.task.robot.drives.action_scale)
+    assert bool(jax.jit(env.step)(state, held, jax.random.key(1))[1].terminated) is kneels
+
+
 def test_a_broken_robot_is_truncated() -> None:
     _, timestep = act(with_base(start(), qvel=[np.nan]))
     assert timestep.truncated

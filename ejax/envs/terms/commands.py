@@ -58,6 +58,7 @@ class CommandRanges:
     zero_y: float = 0.0
     zero_yaw: float = 0.0
     heading_stiffness: float = 0.5  # 1/s
+    least_speed: float = 0.0  # Commands of a smaller norm stand: those that hardly differ from it teach to step at it
 
     def __post_init__(self) -> None:
         for name in ("lin_vel_x", "lin_vel_y", "ang_vel_z", "resampling_time"):
@@ -65,6 +66,8 @@ class CommandRanges:
         for name in ("standing", "heading", "forward", "single", *_ZEROS):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"command.{name} must be a part, from 0 to 1, got {getattr(self, name)}")
+        if not 0.0 <= self.least_speed < float("inf"):
+            raise ValueError(f"command.least_speed must be a number of at least 0, got {self.least_speed}")
 
     def draw(self, key: Key, control_period: float, now: Mapping[str, Array] = FrozenDict()) -> Command:
         """Draw a command; ``steer`` turns it towards its heading, or stops it. ``now``: the numbers that a curriculum
@@ -115,7 +118,8 @@ class CommandRanges:
         error = jnp.arctan2(jnp.sin(error), jnp.cos(error))
         rate = jnp.clip(given["heading_stiffness"] * error, *given["ang_vel_z"])
         velocity = jnp.where(command.follows_heading, command.velocity.at[2].set(rate), command.velocity)
-        return replace(command, velocity=jnp.where(command.stands, 0.0, velocity))
+        stands = command.stands | (jnp.linalg.norm(velocity) < given["least_speed"])
+        return replace(command, velocity=jnp.where(stands, 0.0, velocity))
 
 
 def hold(command: Command, velocity: Array) -> Command:
