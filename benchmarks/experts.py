@@ -1,4 +1,4 @@
-"""Speed and success of the scripted experts: each figure in a process of its own.
+"""Speed and success of the scripted experts: each figure in its own process.
 
 Compilation is timed apart from the rest. Pictures are drawn of episodes that succeeded only. ``--frames`` draws each
 segment's last step of one episode of the first two tasks, ``--sentences`` what three instructions make of one scene.

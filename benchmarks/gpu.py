@@ -449,7 +449,7 @@ class _Process:
 
 
 def _measure_here(request: dict[str, Any]) -> int:
-    """Measure in a process of its own: the last line that it prints is the result."""
+    """Measure in its own process: the last line that it prints is the result."""
     try:
         result = getattr(gpu_measures, f"measure_{request['what']}")(**request["arguments"])
     except Exception as error:  # of any kind: it is this measurement's result

@@ -1,4 +1,4 @@
-"""Measurements of ``gpu.py``: each runs in a process of its own, compiles first, and waits for its turn on the GPU."""
+"""Measurements of ``gpu.py``: each runs in its own process, compiles first, and waits for its turn on the GPU."""
 
 import gzip
 import inspect

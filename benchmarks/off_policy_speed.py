@@ -2,7 +2,7 @@
 
 One environment, one update of 256 rows a step (ejax's config says how many steps, and then updates, come at once), nets
 of 256-256. Env steps per second over ``--steps`` steps after ``--warm`` steps, so without start and compilation, each
-time in a process of its own that has ``--threads`` cores. Each round also times float32 products, whose rate bounds the
+time in its own process that has ``--threads`` cores. Each round also times float32 products, whose rate bounds the
 update.
 
     python benchmarks/off_policy_speed.py --sb3-python PYTHON --sbx-python PYTHON [--config configs/gymnasium/sac.yaml]

@@ -1,7 +1,7 @@
 """Physics engines on PushCube: how far ``warp`` and ``mjx`` part from the C engine, and what a control step costs.
 
 Agreement: one control step (4 substeps) from the same states, those of pushes that the C engine has made, and a whole
-trajectory of an arm that touches nothing. Speed: each engine and number of rows in a process of its own.
+trajectory of an arm that touches nothing. Speed: each engine and number of rows in its own process.
 """
 
 import argparse

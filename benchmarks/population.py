@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _train(config: Path, overrides: list[str], run: Path, compiled: Path) -> dict[str, float]:
-    """Train in a process of its own; the seconds it took."""
+    """Train in its own process; the seconds it took."""
     command = [sys.executable, "-m", "ejax.train", "--config", str(config), "--run", str(run), *overrides]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(

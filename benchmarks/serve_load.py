@@ -56,7 +56,7 @@ def main() -> None:
 
 @contextmanager
 def served(policy: str, num_clients: int) -> Iterator[int]:
-    """Serve in a process of its own, until the end of the context."""
+    """Serve in its own process, until the end of the context."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_file(path: Path, clone: Path, reasons: Reasons) -> list[Outcome]:
-    """Run one file in a process of its own, in an empty folder that has EmbodiChain's configs."""
+    """Run one file in its own process, in an empty folder that has EmbodiChain's configs."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "upstream"), str(HERE.parent)])
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from .programs import Compiled
 SCHEMA_VERSION = 2
 UNITS = (UPDATE, ENV_STEP, f"{ENV_STEP}, backward", PHYSICS_STEP, MINIBATCH)
 NOT_KNOWN = (
-    "seconds: the estimates are no forecasts",
+    "seconds: the estimates are not forecasts",
     "trips of loops of unknown length (updates of a dispatch, MJX's solver, evaluations)",
     "kernels inside library calls (cuSOLVER, cuBLAS, cuDNN, Warp): each counts as one",
     "what a kernel within a CUDA graph costs beside one that is launched alone",

@@ -115,4 +115,4 @@ except ConfigError as error:
 # %% [markdown]
 # And the update is a function that you can call by itself, in a loop of your own (`examples/own_loop.py`) or in a
 # test, with a rollout that you made up. What else a record may say (problems that it refuses, a step that replaces
-# collection, state of its own) is in [Extend ejax](../extend.md) and in [the reference](../reference/algorithms.md).
+# collection, its own state) is in [Extend ejax](../extend.md) and in [the reference](../reference/algorithms.md).

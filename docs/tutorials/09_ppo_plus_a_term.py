@@ -49,7 +49,7 @@ def smooth_loss(params, batch, *, policy, config):
 
 
 smooth_update = partial(ppo_update, loss=smooth_loss, columns=next_rows)
-# a policy with memory reads sequences, in which `next_obs` would need a memory of its own
+# a policy with memory reads sequences, in which `next_obs` would need its own memory
 ALGORITHM = replace(PPO, Config=SmoothConfig, update=smooth_update, compat={}, policy_problems=refuse_memory)
 register_algorithm("ppo_smooth", ALGORITHM, override=True)
 

@@ -61,7 +61,7 @@ class Latest:
 
     Args:
         watched: tag of the metric that decides which evaluation is the best.
-        acts: the action of evaluations: of choices it is no mean.
+        acts: how evaluations act; discrete actions have no mean.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class MetricWriter(AbstractContextManager["MetricWriter"]):
         evaluates_again: the evaluation at ``update`` is written a second time: drop the first.
         quiet: without console and W&B, which the config may have.
         started: ``time.monotonic`` when the call began that trains. None: no session is recorded.
-        acts: the action of evaluations, as the console names it.
+        acts: how evaluations act, as the console names it.
 
     Raises:
         FileExistsError: ``run_dir`` already has metrics, and the run is new.

@@ -33,7 +33,7 @@ FEATURES = {
 
 
 def main() -> None:
-    """Compute each model in float32, and in float64 in a process of its own."""
+    """Compute each model in float32, and in float64 in its own process."""
     if len(sys.argv) > 1:
         compute(sys.argv[1], Path(sys.argv[2]))
         return

@@ -28,7 +28,7 @@ class Network(nn.Module):
 
 
 class InUnits(Network):
-    """The same in units of its own, half of the environment's, and by the time that is left: as LeRobot's models."""
+    """The same in its own units, half of the environment's, and by the time that is left: as LeRobot's models."""
 
     @nn.compact
     def velocity(self, context: Array, x: Array, left: Array) -> Array:

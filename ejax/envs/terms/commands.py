@@ -3,7 +3,7 @@
     v_x, v_y, ω_z ~ uniform;   heading rows: ω_z = clip(k·wrap(ψ* − ψ), range of ω_z);   standing rows: 0
     forward rows: v_x = max(|v_x|, 0.3), v_y = ω_z = 0 (a heading still turns them)
     single rows: two of v_x, v_y, ω_z are 0, and no heading is followed
-    before: v_x, v_y, ω_z (then without a heading) are each 0 with a probability of their own
+    before: v_x, v_y, ω_z (then without a heading) are each 0 with its own probability
 
 Source: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: there a heading turns single rows too, and
 forward rows among them go straight on. The zeros are MuJoCo Playground 0.2's.

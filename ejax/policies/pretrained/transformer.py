@@ -66,7 +66,7 @@ class Block(nn.Module):
     def __call__(self, x: Array, mask: Array | None, place: Array | None, past: Cache | None) -> tuple[Array, Cache]:
         """Return tokens [B, T, W] for ``x``, and the keys and values that it made.
 
-        ``mask`` [B, T, P + T] bool says which tokens each attends to, of those of ``past`` and of its own; None: all.
+        ``mask`` [B, T, P + T] bool says which tokens each attends to, of those of ``past`` and its own; None: all.
         A block that ``crosses`` has P alone. ``place`` [B, T]: of each token; None: no rotary places.
         """
         s = self.stack

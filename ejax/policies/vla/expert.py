@@ -1,4 +1,4 @@
-"""π0 and SmolVLA: a language model reads pictures and words once, an expert of its own weights acts on its keys.
+"""π0 and SmolVLA: a language model reads pictures and words once, an expert with its own weights acts on its keys.
 
     prefix   SigLIP's tokens of each picture, the words' (SmolVLA: and the state's) through the language model
     suffix   (π0: the state's token and) K tokens of noisy actions with the time, through the expert: each of its blocks

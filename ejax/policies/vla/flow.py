@@ -41,7 +41,7 @@ class FlowSpec:
     action_dim: int
     head: HeadConfig
     robot_dim: int | None = None
-    """Numbers of the robot's action, of a network of LeRobot's with units of its own, which it converts:
+    """Numbers of the robot's action, of a network of LeRobot's with its own units, which it converts:
     ``apply(variables, chunk [..., K, A], method="to_env")`` makes what the environment gets, ``"to_model"`` is its
     inverse. Its ``velocity`` takes 1 − τ, exact at each step: close times differ much to it. None: no other units."""
 

@@ -179,7 +179,7 @@ def open_folder(folder: Path) -> tuple[LeRobotPolicy, Params, dict[str, gymnasiu
     kind = folder_kind(str(folder))
     if kind is None:
         raise WeightsError(
-            f"{folder} has no config.json of {' or '.join(get_args(Kind))}; it is no folder of LeRobot's"
+            f"{folder} has no config.json of {' or '.join(get_args(Kind))}; it is not a folder of LeRobot's"
         )
     _, options = read_spec(kind, str(folder))
     features, out = options.get("input_features") or {}, options.get("output_features") or {}
