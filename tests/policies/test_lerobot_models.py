@@ -133,22 +133,34 @@ def test_the_policy_reads_any_sentence_and_gives_the_environment_its_chunk(loade
     texts = ["put the red cube", "put the red cube\n", "put the green cube", "the cube " * 4]
     obs = {name: jnp.asarray(np.repeat(GIVEN[name][:1], 4, axis=0)) for name in ("top", "wrist", "state")}
     obs["instruction"] = jnp.asarray(np.stack([as_bytes(text, 40) for text in texts]))
-    distribution, value = jax.jit(policy.apply)(params, obs)
-    assert policy.apply(params, obs, mutable=["x"])[1] == {}
-    chunk = np.asarray(distribution.mode())
+    target = jnp.zeros((4, CHUNK, 2))
+
+    @jax.jit
+    def use(params: Any, obs: Any) -> dict[str, Any]:
+        (distribution, value), changed = policy.apply(params, obs, mutable=["x"])
+        assert changed == {}
+        decision = distribution.sample(jax.random.key(0))
+        return {
+            "chunk": distribution.mode(),
+            "value": value,
+            "action": distribution.env_action(decision),
+            "log_prob": distribution.log_prob(decision),
+            "loss": distribution.matching_loss(target, jax.random.key(1)),
+        }
+
+    out = use(params, obs)
+    chunk = np.asarray(out["chunk"])
     assert chunk.shape == (4, CHUNK * 2)
-    assert value.tolist() == [0.0] * 4
+    assert out["value"].tolist() == [0.0] * 4
     assert np.array_equal(chunk[0], chunk[1])  # lerobot puts the line's end there itself
     assert len(np.unique(chunk, axis=0)) == 3
+    assert out["action"].shape == (4, CHUNK * 2)
+    assert np.isfinite(out["log_prob"]).all()
+    assert out["loss"].shape == target.shape
     fixed = replace(policy, text=None, instruction=(3, 4, 5, 6, 7))
     given = {name: x[:1] for name, x in obs.items() if name != "instruction"}
     assert tokenizer(policy.folder, LENGTH)(texts[0])[0].tolist() == [3, 4, 5, 0, 0], kind
-    assert fixed.apply(params, given)[0].mode().shape == (1, CHUNK * 2)
-    decision = distribution.sample(jax.random.key(0))
-    assert distribution.env_action(decision).shape == (4, CHUNK * 2)
-    assert np.isfinite(distribution.log_prob(decision)).all()
-    target = jnp.zeros((4, CHUNK, 2))
-    assert distribution.matching_loss(target, jax.random.key(1)).shape == target.shape
+    assert jax.jit(lambda *args: fixed.apply(*args)[0].mode())(params, given).shape == (1, CHUNK * 2)
 
 
 def test_a_folder_is_served_without_an_environment(loaded: Any) -> None:
