@@ -12,14 +12,14 @@ Each write reaches the operating system before it returns, in about 0.1 ms for 2
 that it had logged. tensorboardX's own writer would lose its queue, and wait for ever once its disk is full.
 """
 
-import importlib
+import importlib.util
 import math
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -145,12 +145,25 @@ class MetricWriter(AbstractContextManager["MetricWriter"]):
         self._stack.__exit__(*error)
 
 
+@contextmanager
+def _bare_package(name: str) -> Iterator[None]:
+    """Let modules of a package be imported without its ``__init__``; who imports the package later gets all of it."""
+    if name in sys.modules or (found := importlib.util.find_spec(name)) is None:
+        yield
+        return
+    sys.modules[name] = importlib.util.module_from_spec(found)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
 def _open_tensorboard(folder: Path, resume_step: int | None, stack: ExitStack) -> _Write:
     """Begin an event file: records of tensorboardX's ``Event`` messages, all tags of one step in one event."""
-    # Imported here because tensorboardX imports torch where that is installed: only a run should pay.
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
-    from tensorboardX.proto.summary_pb2 import Summary
-    from tensorboardX.record_writer import masked_crc32c
+    with _bare_package("tensorboardX"):  # whose __init__ imports torch where that is installed: 1.2 s
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.record_writer import masked_crc32c
 
     # Nanoseconds at the end: a resume in the same second gets its own file, and sorts after the earlier one.
     now = time.time_ns()
