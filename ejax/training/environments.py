@@ -21,7 +21,7 @@ from ejax.config.models import unwrapped_env
 from ejax.envs.host.calls import call_env
 from ejax.envs.mujoco.choice import Engine, choose_engine, how_to_install
 from ejax.envs.randomization.names import split_events
-from ejax.envs.wrappers.placing import FIELD, add_events, why_none, with_functor_events, wrap
+from ejax.envs.wrappers.placing import FIELD, add_events, for_evaluation, why_none, with_functor_events, wrap
 from ejax.logs.json_records import read_facts
 from ejax.schema.messages import explain
 from ejax.schema.paths import leaves, nest
@@ -75,7 +75,7 @@ def build_env(
     except (TypeError, ValueError) as error:
         raise ConfigError([Problem("env.cfg", f"{config.env.id} refuses it: {explain(error)}")]) from error
     if not isinstance(env, HostEnv):
-        return env
+        return for_evaluation(env) if phase == "eval" else env
     if env.num_envs != num_rows:  # a user's task may have ignored it
         call_env(config.env.id, "close", env.close)
         text = f"{config.env.id} has {env.num_envs} environments instead of {num_rows}; let it take num_envs"
@@ -162,11 +162,12 @@ def check_own_env(config: RunConfig, env: Any) -> None:
 
 
 def evaluation_env(config: RunConfig, env: Any, given: Any = None) -> Any:
-    """Choose the environment to evaluate in: ``given``, else ``env``, or another if the phases' events differ."""
+    """Choose the environment to evaluate in: ``given``, else ``env`` as ``for_evaluation`` makes it, or another one if
+    the phases' events differ."""
     if given is not None:
         return given
     events = config.trainer.events
-    return env if events.train == events.eval else build_env(config, phase="eval")
+    return for_evaluation(env) if events.train == events.eval else build_env(config, phase="eval")
 
 
 def make_env(

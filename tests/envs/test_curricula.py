@@ -11,15 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_configs import BASE
+from small_configs import BASE, make, trainer
 from whole_runs import assert_goes_on_with_the_same_bits
 
 from ejax.envs.locomotion.catalog import VelocityTask, change_task, robot_names, velocity_task
 from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.terms.curricula import Progress, Stages
+from ejax.envs.wrappers.placing import for_evaluation
 from ejax.envs.wrappers.randomized import RandomizedEnv
+from ejax.envs.wrappers.wrapper import innermost
 from ejax.rollout import EnvCarry, reset, step
 from ejax.runtime.sharding import make_mesh, sharded
+from ejax.training.environments import build_env, evaluation_env
 from ejax.types import Timestep
 
 KEY = jax.random.key(0)
@@ -202,13 +205,39 @@ def test_a_run_with_a_curriculum_resumes_to_the_same_bits(tmp_path: Path) -> Non
     stages = [{"step": 3 * i, "lin_vel_x": [i, i + 1.0], "resampling_time": [0.02, 0.04]} for i in range(1, 6)]
     curriculum = {"faster": {"of": "command", "stages": stages}, "stop": TEACHING["stop"]}
     cfg = {"max_episode_steps": 5, "physics": "mujoco", "curriculum": curriculum}
-    trainer = {"learning_env": {"name": "VelocityRL", "cfg": cfg}, "num_envs": 4, "buffer_size": 4, "iterations": 4}
+    run = {"learning_env": {"name": "VelocityRL", "cfg": cfg}, "num_envs": 4, "buffer_size": 4, "iterations": 4}
     groups = {"obs_groups": {"actor": ["policy"], "critic": ["critic"]}}
     algorithm = {"name": "ppo", "cfg": {"batch_size": 8}}
-    raw = {"trainer": trainer, "policy": {**BASE["policy"], **groups}, "algorithm": algorithm}
+    raw = {"trainer": run, "policy": {**BASE["policy"], **groups}, "algorithm": algorithm}
     end = assert_goes_on_with_the_same_bits(raw, tmp_path)
     np.testing.assert_array_equal(end.envs.state.progress.run_step, 16)
     np.testing.assert_array_equal(end.envs.state.progress.stage["faster"], 5)
+
+
+def test_an_evaluation_judges_at_the_last_stage_on_all_levels() -> None:
+    stages = [{"step": 3, "lin_vel_x": [-1.0, 1.0], "lin_vel_y": [0.0, 0.1]}, {"step": 5, "lin_vel_x": [-2.0, 2.0]}]
+    curriculum = {
+        "wide": {"of": "command", "stages": stages},
+        "strict": {"of": "rewards", "by": "success", "stages": [{"upright": 3.0, "pose": 0.0}]},
+        "kicks": {"of": "push", "by": "error", "stages": [{"x": [-2.0, 2.0]}]},
+    }
+    cfg = {"push": {"y": [0.0, 0.5]}, "curriculum": curriculum, "terrain": {"kind": "tiles", "level": [0, 1]}}
+    events = {"noise": {"func": "add_action_noise", "mode": "reset", "params": {"noise": 0.1}}}
+    env = {"name": "VelocityRL", "cfg": cfg | {"physics": "mujoco"}}
+    own = velocity_task("quadruped").command.lin_vel_y
+    for phases in ({"train": events}, {"train": events, "eval": events}):
+        config = make(trainer=trainer(learning_env=env, events=phases))
+        judged = innermost(evaluation_env(config, build_env(config)))
+        task = judged.task
+        assert judged == innermost(build_env(config, phase="eval"))
+        assert (task.command.lin_vel_x, task.command.lin_vel_y) == ((-2.0, 2.0), own)
+        assert (task.push.x, task.push.y) == ((-2.0, 2.0), (0.0, 0.5))
+        assert task.rewards["upright"]["weight"] == 3.0
+        assert "pose" not in task.rewards
+        assert (judged.ground.level, judged.ground.promote) == ((0, 4), False)
+    assert for_evaluation(judged) == judged
+    plain = VelocityRL(physics="mujoco")
+    assert for_evaluation(plain) is plain
 
 
 # --- configured ----------------------------------------------------------------------------------------------

@@ -25,6 +25,21 @@ class SelfRandomizingEnv(Protocol):
     def randomization(self) -> Mapping[str, Any]: ...
 
 
+@runtime_checkable
+class JudgedEnv(Protocol):
+    """An environment that is another one where a policy is judged, as after the last stage of a curriculum."""
+
+    def for_evaluation(self) -> Any: ...
+
+
+def for_evaluation(env: Any) -> Any:
+    """Return the environment that evaluations take place in; wrappers that are dataclasses stay around it."""
+    if isinstance(env, JudgedEnv) or not is_dataclass(env):
+        return env.for_evaluation() if isinstance(env, JudgedEnv) else env
+    old = getattr(env, "env", None)
+    return env if (new := for_evaluation(old)) is old else replace(env, env=new)  # type: ignore[type-var]
+
+
 def wrap(
     env: Any,
     wrappers: Iterable[tuple[str, Mapping[str, Any]]] = (),
