@@ -1,6 +1,6 @@
 """EmbodiChain's side of the comparisons. Runs in an interpreter with torch, tensordict and the embodichain package.
 
-``update.py`` and ``point_mass.py`` start it: ``serve`` answers each line on standard input with one timing on
+``figures.py`` and ``point_mass.py`` start it: ``serve`` answers each line on standard input with one timing on
 standard output, so that two programs can be timed alternately; ``train`` runs EmbodiChain's own trainer once, and
 evaluates the last policy.
 """
@@ -41,11 +41,23 @@ def main() -> None:
     for line in sys.stdin:
         if line not in ready:
             (what, shapes), *_ = json.loads(line).items()
-            ready[line] = _gae(*shapes) if what == "gae" else _update(**shapes)
+            ready[line] = (
+                _gae(*shapes) if what == "gae" else _product(*shapes) if what == "product" else _update(**shapes)
+            )
             ready[line]()
         start = time.perf_counter()
         ready[line]()
         print(time.perf_counter() - start, file=answers, flush=True)
+
+
+def _product(form: str, rows: int, width: int) -> Callable[[], object]:
+    import torch
+
+    left, right = (rows, width), (width, width)
+    if form == "xᵀ·dy":
+        left, right = (width, rows), (rows, width)
+    x, y = torch.ones(left), torch.ones(right)
+    return lambda: torch.matmul(x, y)
 
 
 def _gae(num_steps: int, num_envs: int) -> Callable[[], object]:

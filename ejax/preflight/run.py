@@ -224,7 +224,7 @@ def for_each_program(
         parts = _parts(config, devices)
         fixed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
         name = "train" if isinstance(parts.stepper, DeviceStepper) else "learn"
-        traced, replay = _training(config, parts, devices), replay_bytes(parts.state) // len(devices)
+        traced, replay = trace_training(config, parts, devices), replay_bytes(parts.state) // len(devices)
         running = [pool.submit(use, Program(name, traced, traced.lower(), fixed, replay))]
         if config.trainer.enable_eval:
             place = SingleDeviceSharding(devices[0]) if len(devices) == 1 else replicated(make_mesh(devices))
@@ -250,7 +250,8 @@ def _parts(config: RunConfig, devices: Sequence[jax.Device]) -> Parts:
     return parts
 
 
-def _training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Traced:
+def trace_training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Traced:
+    """Trace a run's own program: of an update with its collection, or of an update where others collect."""
     trainer, stepper = config.trainer, parts.stepper
     if isinstance(stepper, DeviceStepper):
         return stepper.trace(*stepper.shapes(parts.state, devices[0]))
