@@ -60,13 +60,17 @@ class EjaxTask:
             return timestep
 
         self._obs, self._advance = carry.obs, advance
+        for _ in range(2):  # compile now, so that no control step waits for it
+            self.step(np.zeros((1, *env.action_space.shape), env.action_space.dtype))
+        carry, steps = reset(env, key_reset, 1), 0
+        self._obs = carry.obs
 
     def observe(self) -> Mapping[str, NDArray[Any]]:
         return {entry["name"]: _part(self._obs, entry) for entry in self._inputs}
 
     def step(self, action: NDArray[Any]) -> tuple[float, bool]:
         timestep = self._advance(action)
-        self._obs, self._info = timestep.obs, timestep.info
+        self._obs, self._info = timestep.final_obs, timestep.info  # an episode's last one, not the next one's first
         return float(timestep.reward[0]), bool(timestep.terminated[0] | timestep.truncated[0])
 
     def result(self) -> Mapping[str, float]:

@@ -263,6 +263,7 @@ def robot(directory: Path, link: Link, hz: float, seconds: float, silence: tuple
         obs = np.concatenate([np.ravel(x) for x in task.observe().values()])
         if not silence[0] <= number / hz < silence[1]:
             link.send_bytes(Step(number, mode, answered == number - 1, action, obs).pack())
+    link.close()  # the loop ends now, not when the process does
 
 
 def load(directory: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:

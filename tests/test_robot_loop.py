@@ -16,6 +16,7 @@ from ejax.rollout import reset, step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from chunk_player import ChunkPlayer
+from deployed_task import EjaxTask
 from robot_loop import (
     ACT,
     DAMP,
@@ -172,3 +173,13 @@ def test_the_ros_nodes_observation_is_put_together_by_names_and_its_older_topic_
     controller.stop()
     controller.tick(0.8)
     assert sent[3:] == [("stop", [0.0, 0.0])] * 2
+
+
+def test_the_simulated_robots_last_observation_is_the_ended_episodes() -> None:
+    cfg = {"max_episode_steps": 2, "action_scale": 0.2}
+    entry = {"name": "obs", "dtype": "float32"}
+    task = EjaxTask({"env": {"id": "PlanarReachRL", "cfg": cfg}, "observation": [entry]}, seed=0)
+    start = np.array(task.observe()["obs"])
+    ends = [task.step(np.ones((1, 2), np.float32))[1] for _ in range(2)]
+    assert ends == [False, True]
+    np.testing.assert_allclose(task.observe()["obs"][0, :2], start[0, :2] + 2 * 0.2, atol=1e-5)
