@@ -179,6 +179,9 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
         "beta": 0.5,
         "beta_updates": 20,
     }
+    gate = {"when": {"entries": [4], "below": 0.0}}
+    helped = {"teachers": [{"teacher": dagger["teacher"], **gate}, {"teacher": dagger["teacher"]}]}
+    helped |= {"schedule": {"name": "linear"}, "until_success": 0.9}
     flow = {"inference_horizon": picture_task.CHUNK, "model_config": picture_task.MODEL}
     replay = {"capacity": 300, "n_step": 3}
     sac = {"name": "sac", "cfg": {"batch_size": 16, "gradient_steps": 2, "learning_starts": 64, "replay": replay}}
@@ -216,6 +219,7 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
         "devices": _config(ppo, 40, {"distributed": True}),
         "pbt": _config(ppo, 40) | {"population": {"seeds": 2, "exploit": {"every": 4}, **rates}},
         "dagger": _config({"name": "distill", "cfg": dagger}, 40, network=gru),
+        "taught": _config({**ppo, "cfg": {**ppo["cfg"], "distillation": helped}}, 40),
         **off_policy,
         "curriculum": legs
         | {"env": {"id": "VelocityRL", "cfg": {"max_episode_steps": 20, "physics": "mujoco", "curriculum": stages}}},
@@ -270,7 +274,7 @@ def _parser() -> argparse.ArgumentParser:
         "--modes",
         nargs="+",
         metavar="MODE",
-        help="of ppo grpo apg host async cloning gru devices pbt dagger sac sac_host sac_async sac_host_rows "
+        help="of ppo grpo apg host async cloning gru devices pbt dagger taught sac sac_host sac_async sac_host_rows "
         "sac_shared_rows curriculum vla",
     )
     return parser

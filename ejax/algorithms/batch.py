@@ -112,7 +112,7 @@ def flatten_rollout(
         return jax.tree.map(rows_of, present)
     mask = present.pop("mask", jnp.ones_like(rollout.reward))
     sequences = partial(jax.tree.map, lambda x: rows_of(_cut(x, length)))
-    rows = sequences({**present, "first": _first(rollout), "share": mask})
+    rows = sequences({**present, "first": episode_starts(rollout), "share": mask})
     # a sequence needs only what was remembered before its first step: the policy makes the rest again
     rows["memory"] = jax.tree.map(lambda x: rows_of(x[::length]), rollout.memory)
     # minibatches weigh whole sequences, which the loss hands on to their steps by these shares
@@ -199,7 +199,7 @@ def _cut(x: Array, length: int) -> Array:
     return x.reshape(-1, length, *x.shape[1:]).swapaxes(1, 2)
 
 
-def _first(rollout: Rollout) -> Array:
+def episode_starts(rollout: Rollout) -> Array:
     """Mark the steps that an episode starts at, [T, N] bool; the rollout's first has the memory that it needs."""
     ended = rollout.done if rollout.valid is None else rollout.done | ~rollout.valid
     return jnp.concatenate([jnp.zeros_like(ended[:1]), ended[:-1]])
@@ -223,7 +223,7 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
     if isinstance(policy, PolicyWithMemory):
         # the rollout holds what the acting policy remembered, which means nothing to other parameters
         memory = policy.init_memory(rollout.reward.shape[1])
-        distribution, _, _ = policy.apply(state.reference, rollout.obs, memory=memory, first=_first(rollout))
+        distribution, _, _ = policy.apply(state.reference, rollout.obs, memory=memory, first=episode_starts(rollout))
         return distribution.log_prob(rollout.action)
     # not trained: it drops nothing
     return evaluate_rollout(state.reference, replace(rollout, dropout_seed=None), None, policy=policy)[0]

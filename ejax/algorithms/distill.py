@@ -14,44 +14,34 @@ Source: Ross et al. 2011 (DAgger), but as in RSL-RL no data are kept from one up
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from flax.core import FrozenDict
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from ejax.algorithms.batch import apply_to_batch, make_batch
+from ejax.algorithms.committee import seen_by
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape, Teacher
 from ejax.algorithms.sgd import Batch, sgd_epochs
 from ejax.algorithms.step import RunState, Step, finish
+from ejax.algorithms.taught import TeacherState, imitation_terms, make_teacher_state
+from ejax.algorithms.teaching import TeachersConfig, teacher_problems
 from ejax.losses import weighted_sums
 from ejax.optim import bind_schedule, get_learning_rate, step_schedule
 from ejax.policies.calls import apply_policy, first_memory, rows_like
 from ejax.policies.normalize import update_normalizer
-from ejax.policies.observations import part_of
-from ejax.rollout import reset, unroll
-from ejax.schema.frozen import Kwargs, PathText
-from ejax.schema.problems import ConfigError, Problem
+from ejax.rollout import unroll
+from ejax.schema.problems import Problem
 from ejax.types import Array, Distribution, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
 
-class DistillConfig(MinibatchOptions):
+class DistillConfig(TeachersConfig, MinibatchOptions):  # type: ignore[misc]  # as of StrictModel
     """``algorithm.cfg`` of ``distill``. EmbodiChain has no such algorithm."""
 
-    teacher: PathText | None = None
-    """A run's folder (its best checkpoint), a checkpoint's, that of an export, or EmbodiChain's file ``….pt``."""
-    teacher_obs: str | None = None
-    """The part of the observation, by dotted path, that the teacher sees as its whole one. None: all of it."""
-    teacher_policy: Kwargs = Field(default_factory=FrozenDict)
-    """The section ``policy`` of the teacher, where it is a ``.pt``: the file does not describe its networks. Empty:
-    the student's."""
-    loss: Literal["kl", "nll", "mse"] = "kl"
-    """``kl`` hands on how much the teacher explores; ``mse`` leaves the standard deviation as it is."""
     beta: float = Field(default=0.0, ge=0.0, le=1.0)
     """The probability, at the first update, that the teacher's action is done in place of the student's."""
     beta_updates: PositiveInt | None = None
@@ -62,15 +52,6 @@ class DistillConfig(MinibatchOptions):
     """Rows of one minibatch on each device; the last one of an epoch may be smaller."""
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
     """Infinity: no clipping."""
-
-
-@struct.dataclass(kw_only=True)
-class TeacherState:
-    """The teacher, as ``RunState.own``."""
-
-    params: Params
-    memory: PyTree
-    """Memory of the episodes under way, leaves [N, ...]; () for a teacher without memory."""
 
 
 @partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
@@ -109,16 +90,7 @@ def distill_loss(params: Params, batch: Batch, *, policy: Policy, config: Distil
             ``dropout_seed`` [B]. Of a policy with memory: see ``flatten_rollout``.
     """
     distribution, _, batch = apply_to_batch(policy, params, batch)
-    label = batch["label"]
-    action, own = label.env_action(label.mode()), distribution.mode()
-    terms = {"nll": -distribution.log_prob(action), "entropy": distribution.entropy()}
-    if type(label) is type(distribution):
-        terms["kl"] = label.kl(distribution)
-    if jnp.issubdtype(action.dtype, jnp.floating):
-        terms["mse"] = jnp.square(own - action).mean(axis=-1)
-    else:
-        rows = terms["nll"].shape
-        terms["agreement"] = (own == action).reshape(*rows, -1).mean(axis=-1)
+    terms = imitation_terms(batch["label"], distribution) | {"entropy": distribution.entropy()}
     return weighted_sums(terms, batch["weight"], {config.loss: 1.0})
 
 
@@ -132,9 +104,7 @@ def make_distill_step(
     dropout: bool,
     teacher: Teacher,
 ) -> Step:
-    """Collect T steps under the student, apply the teacher, update. Raises ConfigError: a loss that the two lack."""
-    if problems := list(_loss_problems(policy, env, teacher, config)):
-        raise ConfigError(problems)
+    """Collect T steps under the student, apply the teacher, update."""
     actor = _Pair(policy, teacher.policy, teacher.obs, mixes=config.beta > 0.0)
 
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
@@ -151,7 +121,7 @@ def make_distill_step(
             dropout=dropout,
         )
         label, _, _ = apply_policy(
-            teacher.policy, own.params, _seen(rollout.obs, teacher.obs), rollout.memory["teacher"]
+            teacher.policy, own.params, seen_by(rollout.obs, teacher.obs), rollout.memory["teacher"]
         )
         train, losses = distill_update(
             state.train,
@@ -187,7 +157,7 @@ class _Pair:
     mixes: bool
 
     def init(self, key: Key, obs: PyTree) -> Params:
-        teacher = self.teacher.init(key, _seen(obs, self.teacher_obs))
+        teacher = self.teacher.init(key, seen_by(obs, self.teacher_obs))
         return {"student": self.student.init(key, obs), "teacher": teacher, "beta": jnp.zeros(())}
 
     def init_memory(self, num_rows: int) -> PyTree:
@@ -197,7 +167,7 @@ class _Pair:
         distribution, value, after = apply_policy(self.student, params["student"], obs, memory["student"], **keywords)
         # not computed where nothing comes of it
         theirs, _, known = apply_policy(
-            self.teacher, params["teacher"], _seen(obs, self.teacher_obs), memory["teacher"]
+            self.teacher, params["teacher"], seen_by(obs, self.teacher_obs), memory["teacher"]
         )
         if self.mixes:
             beta = jnp.broadcast_to(params["beta"], value.shape)
@@ -225,37 +195,9 @@ class _Mixture(Distribution):
         return self.student
 
 
-def _seen(obs: PyTree, path: str | None) -> PyTree:
-    return obs if path is None else part_of(obs, path)
-
-
-def _loss_problems(policy: Policy, env: Env, teacher: Teacher, config: DistillConfig) -> Iterator[Problem]:
-    """Report a loss that the student's and the teacher's distributions do not have."""
-    key = jax.random.key(0)
-    obs = jax.eval_shape(lambda: reset(env, key, 1).obs)
-    params = jax.eval_shape(policy.init, key, obs)
-
-    def form(policy: Policy, params: Params, obs: PyTree) -> Any:
-        return jax.eval_shape(
-            lambda params, obs: apply_policy(policy, params, obs, first_memory(policy, 1))[0], params, obs
-        )
-
-    own, theirs = form(policy, params, obs), form(teacher.policy, teacher.params, _seen(obs, teacher.obs))
-    if own.is_flow:
-        text = "got a policy with a flow head, which none of distill's losses is for; give another head"
-        yield Problem("policy.vla_config", text)
-    elif config.loss == "kl" and type(own) is not type(theirs):
-        kinds = f"the student's is {type(own).__name__}, the teacher's {type(theirs).__name__}"
-        text = f"got 'kl', but the distributions are of two kinds: {kinds}; give nll, or another policy.squash_actions"
-        yield Problem("algorithm.cfg.loss", text)
-
-
-def _with_teacher(teacher: Teacher) -> Algorithm:
-    def make_own(options: DistillConfig, policy: Policy, env: Env | HostEnv, num_envs: int) -> TeacherState:
-        del options, policy, env
-        return TeacherState(params=teacher.params, memory=first_memory(teacher.policy, num_envs))
-
-    return replace(ALGORITHM, make_step=partial(make_distill_step, teacher=teacher), make_own=make_own)
+def _with_teacher(record: Algorithm, teacher: Teacher) -> Algorithm:
+    make_own = partial(make_teacher_state, teacher=teacher, key="algorithm.cfg")
+    return replace(record, make_step=partial(make_distill_step, teacher=teacher), make_own=make_own)
 
 
 def _bind(options: DistillConfig, num_updates: int) -> DistillConfig:
@@ -266,8 +208,7 @@ def _bind(options: DistillConfig, num_updates: int) -> DistillConfig:
 
 
 def _problems(options: DistillConfig, run: RunShape) -> Iterator[Problem]:
-    if options.teacher is None:
-        yield Problem("algorithm.cfg.teacher", "is missing: distill needs a teacher: algorithm.cfg.teacher=RUN")
+    yield from teacher_problems(options, "algorithm.cfg")
     if options.beta == 0.0 and options.beta_updates is not None:
         text = f"got {options.beta_updates}, but beta is 0: the teacher never acts; leave it out, or give beta"
         yield Problem("algorithm.cfg.beta_updates", text)
@@ -275,16 +216,15 @@ def _problems(options: DistillConfig, run: RunShape) -> Iterator[Problem]:
 
 
 def _env_problems(options: DistillConfig, env: Env | HostEnv) -> Iterator[Problem]:
+    del options
     if isinstance(env, HostEnv):
         text = "got distill with an environment outside JAX; it collects inside its program: give one in JAX"
         yield Problem("algorithm.name", text)
-    if options.loss == "mse" and not isinstance(env.action_space, gymnasium.spaces.Box):
-        text = f"got 'mse', but the environment's actions are choices: {env.action_space}; give kl or nll"
-        yield Problem("algorithm.cfg.loss", text)
 
 
 ALGORITHM = Algorithm(
     Config=DistillConfig,
+    taught=lambda options: options,
     with_teacher=_with_teacher,
     bind=_bind,
     problems=_problems,

@@ -21,6 +21,7 @@ from ejax.algorithms.batch import Columns, Loss, apply_to_batch, make_batch, ref
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, ResetPolicy, RunShape
 from ejax.algorithms.sgd import Batch, sgd_epochs
+from ejax.algorithms.teaching import TAUGHT_FIELDS, DistillationConfig, teacher_problems
 from ejax.losses import clipped_surrogate, kl_k3, weighted_sums
 from ejax.numerics.checks import check_rollout
 from ejax.numerics.traced_options import is_active, unjit_for_traced
@@ -56,6 +57,8 @@ class GRPOConfig(MinibatchOptions):
     ``reset_every_rollout``. EmbodiChain draws a start for each member."""
     clip_coef_high: PositiveFloat | None = None
     """ejax: the upper clip, where it differs from ``clip_coef``. Source: DAPO (Yu et al. 2025)."""
+    distillation: DistillationConfig | None = None
+    """ejax: imitate a teacher besides, as in PPO."""
     length_normalization: bool = False
     """ejax: each environment's episode has the same weight, however long it is, as in the original GRPO."""
     update_normalizers: bool = True
@@ -134,8 +137,8 @@ def grpo_loss(params: Params, batch: Batch, *, policy: Policy, config: GRPOConfi
 
     Args:
         batch: ``obs``, ``action``, ``log_prob``, ``advantage`` with leaves [B, ...]; ``weight`` [B], of sum one over a
-            minibatch; ``reference_log_prob`` [B] where ``kl_coef`` > 0; optional ``dropout_seed`` [B]. Of a policy with
-            memory: see ``flatten_rollout``.
+            minibatch; ``reference_log_prob`` [B] where ``kl_coef`` > 0; with ``distillation`` a teacher's ``label`` and
+            its ``label_weight`` [B]; optional ``dropout_seed`` [B]. Of a policy with memory: see ``flatten_rollout``.
     """
     distribution, _, batch = apply_to_batch(policy, params, batch)
     log_prob = distribution.log_prob(batch["action"])
@@ -154,6 +157,11 @@ def grpo_loss(params: Params, batch: Batch, *, policy: Policy, config: GRPOConfi
     if is_active(config.kl_coef):
         terms["approx_ref_kl"] = kl_k3(batch["reference_log_prob"] - log_prob)
         coefficients["approx_ref_kl"] = config.kl_coef
+    if config.distillation is not None:
+        from ejax.algorithms.taught import distillation_terms  # of few runs
+
+        terms |= distillation_terms(batch, distribution, config.distillation)
+        coefficients["distillation_loss"] = 1.0
     return weighted_sums(terms, batch["weight"], coefficients)
 
 
@@ -169,6 +177,7 @@ def _problems(options: GRPOConfig, run: RunShape) -> Iterator[Problem]:
     if rest := run.num_envs % options.group_size:
         text = f"got {run.num_envs}, not divisible by algorithm.cfg.group_size {options.group_size}"
         yield Problem("trainer.num_envs", f"{text}; give {max(options.group_size, run.num_envs - rest)}")
+    yield from teacher_problems(options.distillation, "algorithm.cfg.distillation")
     yield from options.problems(run)
 
 
@@ -180,7 +189,7 @@ ALGORITHM = Algorithm(
     resets=_resets,
     keeps_reference=lambda options: options.kl_coef > 0.0,
     problems=_problems,
-    **MINIBATCH_FIELDS,
+    **MINIBATCH_FIELDS | TAUGHT_FIELDS,
     ignored_options=GRPOConfig.ignored,
     compat={
         "embodichain-0.2": _EMBODICHAIN,

@@ -36,11 +36,11 @@ from ejax.algorithms.batch import (
     sequence_cut,
     step_weight,
 )
-from ejax.algorithms.critic_warmup import hold_policy, warm_up_critic
 from ejax.algorithms.embodichain_rules import ADVANTAGE_RULES, PPO_COMPAT, TIMEOUT_RULES, AdvantageRule, TimeoutRule
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs
+from ejax.algorithms.teaching import TAUGHT_FIELDS, DistillationConfig, teacher_problems
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
 from ejax.numerics.checks import check_rollout
 from ejax.numerics.traced_options import is_active, unjit_for_traced
@@ -71,6 +71,8 @@ class PPOConfig(MinibatchOptions):
     mirror_coef: NonNegativeFloat = 0.0
     """ejax: weight of E[‖μ(s′) − μ(s)′‖²/A], s′ and a′ the mirror images of observations and actions: for legs that do
     the same on both sides. For robots of VelocityRL. Source: Yu et al. 2018."""
+    distillation: DistillationConfig | None = None
+    """ejax: imitate a teacher besides, by a loss whose weight follows a schedule. See docs/distill.md."""
     clip_grad_per_network: bool = False
     """EmbodiChain 0.3: clip the critic's gradient apart from the rest."""
     use_clipped_value_loss: bool = False
@@ -186,7 +188,11 @@ def ppo_update(
     rollout, own, lag_metrics = _columns(state, rollout, policy=policy, config=config)
     batch, minibatches = make_batch(policy, rollout, config, columns, **own)
     num_warmup = config.critic_warmup_updates
-    learn: Any = partial(warm_up_critic, num_updates=num_warmup) if num_warmup > 0 else sgd_epochs
+    learn: Any = sgd_epochs
+    if num_warmup > 0:
+        from ejax.algorithms.critic_warmup import hold_policy, warm_up_critic  # of few runs
+
+        learn = partial(warm_up_critic, num_updates=num_warmup)
     after, metrics = learn(
         state,
         batch,
@@ -274,7 +280,8 @@ def ppo_loss(params: Params, batch: Batch, *, policy: Policy, config: PPOConfig)
         batch: ``obs``, ``action``, ``log_prob``, ``value``, ``advantage``, ``value_target`` with leaves [B, ...];
             optional ``weight`` [B], of sum one over a minibatch (default 1/B); ``distribution`` (the acting policy's,
             for the exact KL); ``dropout_seed`` [B]; ``behave_weight`` [B], a factor of the surrogate;
-            ``reference_log_prob`` [B] where ``kl_coef`` > 0. Of a policy with memory: see ``flatten_rollout``.
+            ``reference_log_prob`` [B] where ``kl_coef`` > 0; with ``distillation`` a teacher's ``label`` and its
+            ``label_weight`` [B]. Of a policy with memory: see ``flatten_rollout``.
     """
     distribution, value, batch = apply_to_batch(policy, params, batch, joint=True)
     log_prob = distribution.log_prob(batch["action"])
@@ -307,6 +314,11 @@ def ppo_loss(params: Params, batch: Batch, *, policy: Policy, config: PPOConfig)
         other, _ = policy.apply(params, mirror.observed(batch["obs"]))
         terms["mirror_loss"] = jnp.square(other.mode() - mirror.acted(distribution.mode())).mean(axis=-1)
         coefficients["mirror_loss"] = config.mirror_coef
+    if config.distillation is not None:
+        from ejax.algorithms.taught import distillation_terms  # of few runs
+
+        terms |= distillation_terms(batch, distribution, config.distillation)
+        coefficients["distillation_loss"] = 1.0
     # exact, for the adaptive learning rate: the sampled estimate of a minibatch would steer it by its noise
     if "distribution" in batch:
         terms["kl"] = batch["distribution"].kl(distribution)
@@ -350,6 +362,7 @@ def _problems(options: PPOConfig, run: RunShape) -> Iterator[Problem]:
     if options.critic_warmup_updates > 0 and run.policy == "actor_only":
         text = f"got {options.critic_warmup_updates}, but actor_only has no critic to warm up; leave it out"
         yield Problem("algorithm.cfg.critic_warmup_updates", text)
+    yield from teacher_problems(options.distillation, "algorithm.cfg.distillation")
     yield from options.problems(run)
 
 
@@ -367,6 +380,6 @@ ALGORITHM = Algorithm(
     update=ppo_update,
     keeps_reference=lambda options: options.kl_coef > 0.0,
     problems=_problems,
-    **MINIBATCH_FIELDS | {"policy_problems": _policy_problems},
+    **MINIBATCH_FIELDS | TAUGHT_FIELDS | {"policy_problems": _policy_problems},
     compat=PPO_COMPAT,
 )

@@ -90,9 +90,11 @@ class Algorithm:
     the environment is needed inside ``make_step``."""
     make_step: MakeStep | None = None
     """None: collect a rollout, then ``update``."""
-    with_teacher: Callable[[Teacher], "Algorithm"] | None = None
-    """For an algorithm that learns from another policy: the record with this one. ``Config`` then has ``teacher``,
-    ``teacher_obs`` and ``teacher_policy``, by which ``ejax.training.warm_start`` finds it."""
+    taught: Callable[[Any], Any] = lambda options: None
+    """The ``TeachersConfig`` of a run that learns from other policies too, by which ``ejax.training.teachers`` finds
+    them. None: it does not."""
+    with_teacher: Callable[["Algorithm", Teacher], "Algorithm"] | None = None
+    """``(record, teacher) -> record`` of a run that is ``taught``. None: ``ejax.algorithms.taught.make_taught``."""
     learns_from: Literal["environments", "demonstrations"] = "environments"
     make_optimizer: Callable[[Any], optax.GradientTransformation] = lambda options: make_optimizer(options.optimizer)
     bind: Callable[[Any, int], Any] = lambda options, num_updates: options.model_copy(
@@ -140,7 +142,7 @@ class Algorithm:
     @property
     def learns_from_rewards(self) -> bool:
         """Return whether it learns from discounted returns of rollouts."""
-        collects = self.make_step is None and self.with_teacher is None and self.make_own is None
+        collects = self.make_step is None and self.update is not None and self.make_own is None
         return collects and "gamma" in self.Config.model_fields
 
     def __post_init__(self) -> None:

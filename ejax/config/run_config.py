@@ -198,7 +198,7 @@ def _population(config: RunConfig) -> Iterator[Problem]:
 
 def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Problem]:
     record, name = config.algorithm.record, config.algorithm.name
-    if record.learns_from == "demonstrations" or record.with_teacher is not None:
+    if record.learns_from == "demonstrations" or record.taught(config.algorithm.cfg) is not None:
         text = f"{name} cannot train a population; give ppo, grpo, apg or shac, or"
         yield Problem("population", f"{text} {SEPARATELY}")
     if config.trainer.profile is not None:

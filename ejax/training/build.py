@@ -25,6 +25,7 @@ _MAX_UPDATES_PER_DISPATCH = 64
 _PARTS = {
     "demonstrations": "ejax.training.cloning:cloning_parts",
     "host": "ejax.training.host_parts:host_parts",
+    "taught": "ejax.algorithms.taught:make_taught",
     "teacher": "ejax.training.teachers:load_teacher",
 }
 """Parts that few runs have; they bring the data engine, and the collectors."""
@@ -99,10 +100,11 @@ def _ingredients(
     if problems := [*of_space, *algorithm.policy_problems(options, policy)]:
         raise ConfigError(problems)
     notes = describe(env).notes
-    if algorithm.with_teacher is not None:
+    if algorithm.taught(options) is not None:
         teacher, more = import_entry(_PARTS, "teacher")(config, env)
         notes += more
-        algorithm = algorithm.with_teacher(teacher)  # now its update knows the teacher
+        give = algorithm.with_teacher or import_entry(_PARTS, "taught")
+        algorithm = give(algorithm, teacher)  # now its update knows the teacher
     return Ingredients(config, algorithm, policy, env, algorithm.make_optimizer(options)), eval_env, notes
 
 
@@ -121,7 +123,7 @@ def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes
         made.key,
         max_updates(trainer),
         layout=_layout(trainer, devices),
-        what=None if algorithm.with_teacher else what,  # a teacher is not compared, so no program is shared
+        what=None if algorithm.taught(options) else what,  # a teacher is not compared, so no program is shared
     )
     return Parts(made.policy, made.env, made.optimizer, stepper, state, among)
 

@@ -174,7 +174,7 @@ def first_state(location: RunLocation, parts: Parts) -> tuple[Any, dict[str, Any
         _free_buffers(parts)
         state, meta = load_checkpoint(location.checkpoint, parts.state)
         directory.previous[:] = [location.checkpoint]
-        if config.algorithm.record.with_teacher is not None:
+        if config.algorithm.record.taught(config.algorithm.cfg) is not None:
             from ejax.training.teachers import check_teacher  # with readers of policies
 
             check_teacher(config, parts.state, state)

@@ -81,7 +81,7 @@ def play(teacher: Any, monkeypatch: MonkeyPatch, *, num_updates: int = 1, **opti
     optimizer, policy = make_optimizer(OptimizerConfig()), student()
     taught = Teacher(teacher, teacher.init(KEY, None), "critic")
     state = init_run_state(policy, ENV, optimizer, KEY, num_envs=NUM_ENVS)
-    record = ALGORITHM.with_teacher(taught) if ALGORITHM.with_teacher else ALGORITHM
+    record = ALGORITHM.with_teacher(ALGORITHM, taught) if ALGORITHM.with_teacher else ALGORITHM
     assert record.make_own is not None
     state = replace(state, own=record.make_own(config, policy, ENV, NUM_ENVS))
     step = jax.jit(
