@@ -19,8 +19,8 @@ from ejax.envs.host import pure_host
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.run import RunResult, train
 from ejax.runtime.stopwatch import Stopwatch
-from ejax.training.profile import Operation, named_scopes, time_shares
 from ejax.training.reporter import breakdown, memory_in_use
+from ejax.training.trace_shares import Operation, named_scopes, time_shares
 
 PROGRAM = """
 ENTRY %main {

@@ -56,7 +56,7 @@ READS = {
     ("ejax/schema/writing.py", "os.open"): _READER,
     ("ejax/replay.py", "np.load"): "of what open_plain has opened",
     ("ejax/report/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,
-    ("ejax/training/profile.py", "jax.profiler.ProfileData.from_file"): _OURS,
+    ("ejax/training/trace_shares.py", "jax.profiler.ProfileData.from_file"): _OURS,
     ("ejax/store/run_lock.py", "Path(f'/proc/{pid}/stat').read_text"): _KERNEL,
     ("ejax/policies/pretrained/weights.py", "safe_open"): f"{_CHECKED}check_plain",
     ("interop/artefacts/formats.py", "load_file"): f"{_CHECKED}check_plain",
