@@ -1,4 +1,4 @@
-"""Shares of policy, environments and update in a trace: the program's text names the function of each operation in it."""
+"""Shares of policy, environments and update in a trace: the program's text names the function of each operation."""
 
 import bisect
 import re
