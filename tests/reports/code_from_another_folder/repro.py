@@ -8,6 +8,8 @@ from common import main, out, refused, run
 import ejax
 from ejax.schema.trust import trust
 
+SLOW = True
+
 TASK = "from ejax.envs.tasks.point_mass import PointMassRL\nclass Far(PointMassRL): pass\n"
 
 

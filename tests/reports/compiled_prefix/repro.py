@@ -10,6 +10,8 @@ from common import main, out, refused, run
 import ejax
 from ejax.envs.tasks.point_mass import PointMassRL
 
+SLOW = True
+
 GOLDEN = Path(ejax.__file__).parents[1] / "tests/golden/seed_actor_critic_step_1234.pt"
 
 

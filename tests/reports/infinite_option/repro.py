@@ -8,6 +8,8 @@ from common import main, out, refused, run
 
 from ejax.envs.tasks.point_mass import PointMassRL
 
+SLOW = True
+
 
 @dataclass(frozen=True)
 class Unlimited(PointMassRL):
