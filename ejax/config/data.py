@@ -14,6 +14,21 @@ from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.registry import DEMONSTRATORS, resolve, trusted_name
 
 
+class DaggerConfig(StrictModel):
+    """``data.dagger``: the learner acts in the engine's environments, and its expert labels what the learner meets."""
+
+    every: PositiveInt = 10
+    """Updates of the run from one round to the next, each of ``engine.buffer_size`` new episodes."""
+    rounds: PositiveInt | None = None
+    """Rounds after which the expert is asked nothing more. None: as many as the run has."""
+    beta: float = Field(default=1.0, ge=0.0, le=1.0)
+    """The probability of a step, in the first round, that the expert acts in the learner's place."""
+    beta_decay: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Its factor from round to round: with 0 the learner acts alone after the first, with 1 β stays."""
+    max_episodes: PositiveInt | None = None
+    """The newest episodes, which alone are drawn from; all are kept. None: all."""
+
+
 class DataConfig(StrictModel):
     """``data``. A key that the source has no use for is an error."""
 
@@ -45,6 +60,9 @@ class DataConfig(StrictModel):
     engine: OnlineDataEngineCfg | None = None
     """engine: its options. ``task`` is a registered name or ``package.module:Name``; ``gym_config`` may be a file."""
 
+    dagger: DaggerConfig | None = None
+    """engine: the learner acts, round by round. None: the expert does."""
+
     folder: MayChange[PathText | None] = None
     """recorded: a LeRobot v3.0 dataset."""
     cache_mb: MayChange[PositiveFloat] = 512.0
@@ -64,11 +82,13 @@ class DataConfig(StrictModel):
 def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
     """Find problems of the section; ``action_chunk``: actions of the policy's one decision."""
     engine, source = data.engine, f"source '{data.source}'"
+    if data.dagger is not None:
+        yield from _dagger_problems(data)
     if data.source == "engine" and engine is None:
         yield Problem("data.engine", f"is missing: {source} needs it, with task or gym_config")
     if data.source == "recorded" and not data.folder:
         yield Problem("data.folder", f"is missing: {source} needs it")
-    for key in ("folder", "cache_mb") if data.source == "engine" else ():
+    for key in (("folder", "cache_mb") if data.dagger is None else ("folder",)) if data.source == "engine" else ():
         if getattr(data, key) != DataConfig.model_fields[key].default:
             yield Problem(
                 f"data.{key}", f"got {short_repr(getattr(data, key))}, but {source} does not read it; leave it out"
@@ -95,6 +115,23 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
         yield from (Problem(f"data.engine.{key}", text) for key, text in problems)
     elif engine.task in DEMONSTRATORS:  # a class of your own is imported, and checked, by the worker alone
         yield from task_problems(str(engine.task), freeze(engine.task_cfg), "data.engine.task_cfg")
+
+
+def _dagger_problems(data: DataConfig) -> Iterator[Problem]:
+    engine = data.engine
+    if engine is None:
+        yield Problem("data.dagger", "needs source: engine, whose expert labels what the learner meets")
+        return
+    if data.action_field == "actions":
+        text = "got 'actions', which the learner itself has done; name the expert's: expert_actions"
+        yield Problem("data.action_field", text)
+    for name in ("refill_policy", "refill_threshold", "episode_sample_budget"):
+        if getattr(engine, name) != getattr(OnlineDataEngineCfg, name):
+            yield Problem(f"data.engine.{name}", "is for a stream without rounds; leave it out, or data.dagger")
+    side_by_side = engine.demonstrator[1].get("num_envs", 16)
+    if engine.buffer_size % side_by_side:
+        text = f"got {engine.buffer_size} episodes of a round, of which {side_by_side} (num_envs) are made together"
+        yield Problem("data.engine.buffer_size", f"{text}; give a multiple")
 
 
 def task_problems(name: str, arguments: FrozenDict, key: str) -> list[Problem]:

@@ -18,6 +18,7 @@ CARE = np.array(list(PLAN["segments"].values()))[:, None] * np.array([1.0, 1.0, 
 _ABOVE = 0.015  # horizontal distance to the cube or goal, m, below which the tool goes down, and lets go
 _AT_GRASP = 0.006  # m between the tool and the cube's centre
 _HELD = 0.013  # m of travel of both fingers: they press on the cube
+_OUT_OF_REACH, _OUT_OF_THE_WAY = 0.04, 0.2  # m from the tool to a cube that is held, or gone down to
 _SET_DOWN = 0.003  # m above the floor at which the fingers open
 
 
@@ -28,8 +29,19 @@ class PickPlaceExpert(Expert):
         robot, cube, goal = obs[:, :11], obs[:, 11:14], obs[:, 14:17]
         return follow_plan(robot, cube, goal, segment, variation, self.env.action_scale)
 
+    def return_to(self, obs: EnvRows, segment: EnvRows) -> EnvRows:
+        return begin_again(obs[:, :11], obs[:, 11:14], obs[:, 14:17], segment)
+
     def instruct(self, rng: np.random.Generator, obs: EnvRows) -> list[str]:
         return phrase(rng, PLAN["wordings"], obs[:, 14:16] - np.array(self.env.goal_position))
+
+
+def begin_again(robot: EnvRows, cube: EnvRows, goal: EnvRows, segment: EnvRows) -> EnvRows:
+    """Return the plan's segments [N], the first where a learner has left the cube behind; arguments as of
+    ``follow_plan``."""
+    away, to_goal = (np.linalg.norm(x, axis=1) for x in (robot[:, 8:11] - cube, (cube - goal)[:, :2]))
+    lost = (segment >= 1) & (away > np.where(segment == 1, _OUT_OF_THE_WAY, _OUT_OF_REACH))
+    return np.where(lost & ((segment < 6) | (to_goal > _OUT_OF_REACH)), 0, segment)
 
 
 def follow_plan(

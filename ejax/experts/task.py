@@ -9,7 +9,8 @@ recorded too. Source: Laskey et al. 2017, "DART: noise injection for robust imit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar, TypeAlias
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import gymnasium
 import jax
@@ -29,7 +30,16 @@ EnvRows = NDArray[Any]
 Law: TypeAlias = Callable[[PyTree, PyTree, EnvRows], tuple[EnvRows, EnvRows] | None]
 """(state, observation, segment [N] of the step before) -> actions [N, A] and segments [N]; None: the plan has ended."""
 
+
+class Actor(Protocol):
+    """Acts in the expert's place."""
+
+    def act(self, obs: PyTree, theirs: EnvRows) -> EnvRows:
+        """Return actions [N, A] at observations, leaves [N, ...], where the expert's would be ``theirs``."""
+
+
 INSTRUCTION_BYTES = 96
+_NONE: Mapping[str, Any] = MappingProxyType({})
 _DRAWN_AT_ONCE = 64
 _NEARLY = 0.02  # m: nearer to the middle than this, no side is named
 _CARRIED_OVER = 0.8  # part of the noise that carries over to the next step; the variance stays 1
@@ -80,6 +90,11 @@ class Expert:
         """Return an instruction for each of N episodes, and the law of their actions."""
         instructions, variation = self.instruct(rng, obs), self.vary(rng, len(jax.tree.leaves(obs)[0]))
         return instructions, lambda state, obs, segment: self.act(obs, segment, variation)
+
+    def return_to(self, obs: PyTree, segment: EnvRows) -> EnvRows:
+        """Return the segment [N] that the plan goes on from where another one acts, who may have lost the object."""
+        del obs
+        return segment
 
     def tolerance(self, segment: EnvRows) -> EnvRows:
         """Return the fraction [N, A] or [N, 1] of the noise that segments [N] tolerate."""
@@ -168,6 +183,11 @@ class ScriptedTask:
         self._reset, self._step = jax.jit(jax.vmap(self.env.reset)), jax.jit(jax.vmap(self.env.step))
 
     @property
+    def num_envs(self) -> int:
+        """Episodes that are made side by side."""
+        return self._num_envs
+
+    @property
     def control_period(self) -> float:
         """s, between two frames."""
         return self.env.control_period
@@ -175,8 +195,9 @@ class ScriptedTask:
     def spec(self) -> EpisodeSpec:
         actions: FieldForm = (self.env.action_space.shape or (), "float32")
         image = self._image_size
+        spaces = observation_fields(self.env.observation_space)
         frames: dict[str, FieldForm] = {
-            **{path: (space.shape, str(space.dtype)) for path, space in _parts(self.env.observation_space).items()},
+            **{path: (space.shape, str(space.dtype)) for path, space in spaces.items()},
             "actions": actions,
             "expert_actions": actions,
             "rewards": ((), "float32"),
@@ -203,24 +224,33 @@ class ScriptedTask:
                 text = f"no success in {length} steps; the last segment was {last}"
                 outcomes.append(Failure(f"environment {row}: {text}"))
                 continue
-            frames = {
-                **{path: values[:length, row] for path, values in _parts(attempts.obs).items()},
-                "actions": attempts.action[:length, row],
-                "expert_actions": attempts.intended[:length, row],
-                "rewards": attempts.reward[:length, row],
-                **{path: each[kept.index(row)] for path, each in pictures.items()},
-            }
-            fields = {"instruction": attempts.instruction[row].encode(), "row": row}
-            ended = bool(attempts.terminated[row])
-            outcomes.append(Episode(frames, segment_id=segment, fields=fields, terminated=ended))
+            drawn = {path: each[kept.index(row)] for path, each in pictures.items()}
+            outcomes.append(self.episode(attempts, row, drawn))
         return outcomes
+
+    def episode(
+        self, attempts: Attempts, row: int, pictures: Mapping[str, EnvRows] = _NONE, fields: Mapping[str, Any] = _NONE
+    ) -> Episode:
+        """Make the episode of an environment from its attempt, with ``pictures`` [T, H, W, 3] and more ``fields``."""
+        length = attempts.length[row]
+        frames = {
+            **{path: values[:length, row] for path, values in observation_fields(attempts.obs).items()},
+            "actions": attempts.action[:length, row],
+            "expert_actions": attempts.intended[:length, row],
+            "rewards": attempts.reward[:length, row],
+            **pictures,
+        }
+        fields = {"instruction": attempts.instruction[row].encode(), "row": row, **fields}
+        segment, ended = attempts.segment[:length, row], bool(attempts.terminated[row])
+        return Episode(frames, segment_id=segment, fields=fields, terminated=ended)
 
     def start(self, seed: int) -> tuple[PyTree, EnvRows]:
         """Make states and first observations of the episodes of ``seed``, leaves [N, ...]."""
         return self._reset(jax.random.split(jax.random.key(seed), self._num_envs))
 
-    def attempt(self, seed: int) -> Attempts:
-        """Let the expert act until every environment has ended, or its plan has. Raises NoPlanError: it has none."""
+    def attempt(self, seed: int, learner: Actor | None = None) -> Attempts:
+        """Let the expert act until every environment has ended, or its plan has. Raises NoPlanError: it has none.
+        ``learner`` acts in its place, and knows nothing of its intentions."""
         rng = np.random.default_rng(seed)
         space, keys = self._space, jax.random.split(jax.random.key(seed), self._num_envs)
         state, first = self.start(seed)
@@ -236,7 +266,10 @@ class ScriptedTask:
         terminated = np.zeros(self._num_envs, bool)
         frames: list[dict[str, PyTree]] = []
         # not by ``ejax.episodes``: a law of whole batches acts, with noise, and its intentions are kept
-        while going.any() and (decided := law(state, obs, segment)) is not None:
+        while going.any():
+            segment = segment if learner is None else self._expert.return_to(obs, segment)
+            if (decided := law(state, obs, segment)) is None:
+                break
             intended, segment = decided
             intended = np.clip(intended, space.low, space.high).astype(np.float32)
             action = np.clip(intended + scale * self._expert.tolerance(segment) * noise, space.low, space.high)
@@ -244,6 +277,7 @@ class ScriptedTask:
             # noise that lasts some steps drives the arm off its way; white noise would only make it tremble
             noise = _CARRIED_OVER * noise + np.sqrt(1.0 - _CARRIED_OVER**2) * rng.standard_normal(noise.shape)
             intended, action = self._expert.command(state, intended), self._expert.command(state, action)
+            action = action if learner is None else learner.act(obs, action)
             now = {"state": jax.device_get(state), "obs": obs, "action": action, "intended": intended}
             state, timestep = self._step(state, action, keys)
             frames.append({**now, "segment": segment, "reward": np.asarray(timestep.reward)})
@@ -313,6 +347,6 @@ def phrase(rng: np.random.Generator, wordings: Sequence[str], offset: EnvRows) -
     return [wordings[i].format(place=name_place(each)) for i, each in zip(chosen, offset, strict=True)]
 
 
-def _parts(obs: Any) -> dict[str, Any]:
+def observation_fields(obs: Any) -> dict[str, Any]:
     """Map an observation's parts to paths of frame fields; a vector is ``obs/state``."""
     return flatten({"obs": obs}) if isinstance(obs, Mapping) else {"obs/state": obs}

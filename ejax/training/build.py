@@ -67,7 +67,7 @@ def build(
 
     # where the observations come from decides what steps the run: demonstrations, the program itself, a collector
     if config.data is not None:
-        parts = import_entry(_PARTS, "demonstrations")(made, config.data, _layout(trainer, devices))
+        parts = import_entry(_PARTS, "demonstrations")(made, config.data, _layout(trainer, devices), run)
     elif not isinstance(made.env, HostEnv) and trainer.collector.mode in ("auto", "device"):
         if absent is not None:
             devices = list(absent) if len(absent) > 1 else None

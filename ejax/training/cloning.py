@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ from ejax.policies.calls import check_obs
 from ejax.runtime.processes import Group
 from ejax.runtime.sharding import join_rows, own_rows, process_count
 from ejax.schema.messages import noting
+from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.registry import place_of_task
 from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import sample_obs
@@ -40,6 +42,9 @@ from ejax.training.programs import jitted
 from ejax.training.steppers import Layout, ShouldStop, Stepper
 from ejax.types import HostEnv, Key, Metrics, PyTree
 
+if TYPE_CHECKING:
+    from ejax.training.dagger import Rounds
+
 Batch = dict[str, PyTree]
 _GRACE_S = 1.0
 """s that a batch which cannot be drawn waits for the run to be stopped, before it is an error."""
@@ -47,10 +52,11 @@ _NEVER_S = 1e9
 """s after which new episodes are given up: their worker's own limits come first."""
 
 
-def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = None) -> Parts:
+def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = None, run: Path = Path()) -> Parts:
     """Make the parts of a run that clones; the environment is there for its spaces, and to be evaluated in.
 
-    ``layout``: of several devices, which have ``algorithm.cfg.batch_size`` windows of each gradient step each.
+    ``layout``: of several devices, which have ``algorithm.cfg.batch_size`` windows of each gradient step each. ``run``:
+    its folder. ConfigError: rounds of DAgger on several devices.
     """
     config, update, options = made.config, made.config.algorithm.record.update, made.config.algorithm.cfg
     obs = sample_obs(made.env, 1)
@@ -59,7 +65,14 @@ def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = N
     num_windows = num_devices * config.trainer.buffer_size // data.chunk_size
     check = partial(check_obs, made.policy)  # outside the program, where values can be seen
     numbers = partial(policy_numbers, made.env.action_space, config.env.action_chunk)
-    demonstrations = Demonstrations(data, num_windows, obs, mesh=mesh, check=check, numbers=numbers)
+    rounds = None
+    if data.dagger is not None:
+        if mesh is not None:
+            raise ConfigError([Problem("trainer.distributed", "got true, but data.dagger trains on one device")])
+        from ejax.training.dagger import Rounds  # with experts
+
+        rounds = Rounds(data, made.policy, obs, config.env.action_chunk, run)
+    demonstrations = Demonstrations(data, num_windows, obs, mesh=mesh, check=check, numbers=numbers, rounds=rounds)
     same = {"policy": made.policy, "optimizer": made.optimizer, "config": options, "dropout": made.dropout}
 
     def clone(state: RunState, batch: Batch, key: Key) -> tuple[RunState, Metrics]:
@@ -111,6 +124,8 @@ class CloningStepper(Stepper[RunState]):
 
     def advance(self, state: RunState, count: int, should_stop: ShouldStop) -> tuple[RunState, Metrics] | None:
         del count
+        if self.demonstrations.renew(self._update, state.train.params):
+            state = replace(state, source=self.demonstrations.state())
         drawn, began = self.demonstrations.next(should_stop), time.perf_counter()
         is_first = self._update == self._first
         if drawn is not None and is_first and self._mesh_update is not None:
@@ -151,6 +166,7 @@ class Demonstrations(AbstractContextManager["Demonstrations"]):
         mesh: the devices that have equal parts of the windows. None: one has all.
         check: refuses observations of a batch that the policy would misread.
         numbers: makes a policy's numbers of actions.
+        rounds: in which the learner acts. None: the episodes do not depend on it.
 
     Raises:
         ConfigError: kept episodes that cannot be read.
@@ -165,14 +181,18 @@ class Demonstrations(AbstractContextManager["Demonstrations"]):
         mesh: Mesh | None = None,
         check: Callable[[PyTree], None] = lambda obs: None,
         numbers: Callable[[Any], Any] = real_numbers,
+        rounds: "Rounds | None" = None,
     ) -> None:
+        self._rounds = rounds
         self._num_windows, self._obs, self._mesh, self._check, self._numbers = num_windows, obs, mesh, check, numbers
         self.part = slice(0, num_windows) if mesh is None else own_rows(list(mesh.devices.flat), num_windows)
         self.config, self._seed = config, config.seed
         self.engine: OnlineDataEngine | None = None
         self._source: ChunkSource
         self._state: PyTree = ()
-        if config.engine is None:
+        if rounds is not None:
+            self._state = rounds.state(0)
+        elif config.engine is None:
             self._source, self._state = _open_folder(config, None, self.part)
         else:
             self._seed = _of_process(config.seed)
@@ -197,7 +217,16 @@ class Demonstrations(AbstractContextManager["Demonstrations"]):
             CheckpointError: the folder does not begin with the episodes that it had.
             Exception: raised by the task, or the reason why no episode was made.
         """
-        if self.engine is not None:
+        if self._rounds is not None:
+            self._open_rounds(int(state["num_episodes"]))
+            if int(self._state["digest"]) != int(state["digest"]):
+                text = (
+                    f"{self._rounds.folder} does not begin with the {int(state['num_episodes'])} episodes that it had"
+                )
+                raise CheckpointError(f"{text}; put it back, or start a new run")
+            if self._rounds.due(first) is not None:
+                return  # ``renew`` goes on
+        elif self.engine is not None:
             self.engine.start()
             if first > 0:
                 text = "not exact: the demonstrations are made again, so batches differ from an uninterrupted run's"
@@ -212,6 +241,22 @@ class Demonstrations(AbstractContextManager["Demonstrations"]):
                 raise CheckpointError(f"{text}; give back that folder by data.folder")
         # batch k is drawn for update k, also after a resume
         self._ahead = Ahead(self._draw, self.config.prefetch, first=first, num_workers=self.config.num_workers)
+
+    def renew(self, update: int, params: PyTree) -> bool:
+        """Make the round of episodes that is due before ``update``, if any, and draw from then on from it too."""
+        if self._rounds is None or self._rounds.due(update) is None:
+            return False
+        if self._ahead is not None:
+            self._ahead.__exit__()
+        self._open_rounds(self._rounds.collect(update, params, int(self._state["num_episodes"])))
+        self._ahead = Ahead(self._draw, self.config.prefetch, first=update, num_workers=self.config.num_workers)
+        return True
+
+    def _open_rounds(self, count: int) -> None:
+        assert self._rounds is not None, "who opens them has asked"
+        self._state = self._rounds.state(count)
+        if count:
+            self._source = self._rounds.open(count, self.part)
 
     def next(self, should_stop: Callable[[], bool]) -> tuple[Batch, float] | None:
         """Wait for the next batch, on its way to the device; return it with the seconds of waiting. None: stopped.
@@ -239,6 +284,8 @@ class Demonstrations(AbstractContextManager["Demonstrations"]):
 
     def stats(self) -> dict[str, float]:
         """Return ``data/…`` of ``OnlineDataEngine.stats``; of kept episodes their number."""
+        if self._rounds is not None:
+            return self._rounds.stats()
         if self.engine is not None:
             return self.engine.stats()
         return {"data/episodes": float(self._state["num_episodes"])}
@@ -247,6 +294,8 @@ class Demonstrations(AbstractContextManager["Demonstrations"]):
         try:  # the engine first: a draw that waits for new episodes ends with it
             if self.engine is not None:
                 self.engine.__exit__(*error)
+            if self._rounds is not None:
+                self._rounds.__exit__(*error)
         except OnlineDataWorkerError as late:  # all batches were drawn: it is worth a note
             self.notes.append(f"the demonstrations ended before the run did: {late}")
         finally:
