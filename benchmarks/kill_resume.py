@@ -38,6 +38,7 @@ _MOST_KILLS = 5
 _LIMIT_S = 300.0
 """A process that lives longer hangs."""
 _PICTURES = "picture_task:PictureTask"
+_EXPERT = "point_expert:make_task"
 _SMALL_SEGMENTS = "small_segments:PointMass"
 _NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "tanh"}}
 
@@ -116,7 +117,7 @@ class Mode:
     def _start(self, run: Path) -> "subprocess.Popen[str]":
         """Start a new run, or continue the one in the folder."""
         command = [sys.executable, "-m", "ejax.train", "--config", str(self.folder / "config.json"), "--run", str(run)]
-        command += ["--trust", _PICTURES, "--trust", _SMALL_SEGMENTS]
+        command += ["--trust", _PICTURES, "--trust", _SMALL_SEGMENTS, "--trust", _EXPERT]
         command += ["--resume", "latest"] if run.exists() else []
         return subprocess.Popen(
             command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -171,6 +172,9 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
             writer.append(task.generate(seed), "reach the goal", seed=seed)
     data = {"source": "recorded", "folder": str(episodes), "chunk_size": 2}
     bc = {"name": "bc", "cfg": {"batch_size": 32, "updates_per_step": 2}}
+    expert = {"task": _EXPERT, "task_cfg": {"num_envs": 2}, "buffer_size": 4, "max_episode_steps": 20}
+    rounds = {"source": "engine", "engine": expert, "obs_field": "obs/state", "action_field": "expert_actions"}
+    rounds["dagger"] = {"every": 6, "beta_decay": 0.5, "max_episodes": 16}
     gru = _NETWORK | {"memory": {"type": "gru", "hidden_size": 8}}
     teacher = _config(ppo, 40)
     dagger = {
@@ -215,6 +219,7 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
         "host": _config(ppo, 24, {"collector": {"mode": "host"}}),
         "async": _config(ppo, 24, {"collector": {"mode": "async", "num_groups": 2, "max_staleness": 0}}),
         "cloning": _config(bc, 40) | {"data": data},
+        "rounds": _config(bc, 40) | {"data": rounds},
         "gru": _config(ppo, 40, network=gru),
         "devices": _config(ppo, 40, {"distributed": True}),
         "pbt": _config(ppo, 40) | {"population": {"seeds": 2, "exploit": {"every": 4}, **rates}},
@@ -274,8 +279,8 @@ def _parser() -> argparse.ArgumentParser:
         "--modes",
         nargs="+",
         metavar="MODE",
-        help="of ppo grpo apg host async cloning gru devices pbt dagger taught sac sac_host sac_async sac_host_rows "
-        "sac_shared_rows curriculum vla",
+        help="of ppo grpo apg host async cloning rounds gru devices pbt dagger taught sac sac_host sac_async "
+        "sac_host_rows sac_shared_rows curriculum vla",
     )
     return parser
 
