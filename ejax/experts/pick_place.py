@@ -18,7 +18,7 @@ CARE = np.array(list(PLAN["segments"].values()))[:, None] * np.array([1.0, 1.0, 
 _ABOVE = 0.015  # horizontal distance to the cube or goal, m, below which the tool goes down, and lets go
 _AT_GRASP = 0.006  # m between the tool and the cube's centre
 _HELD = 0.013  # m of travel of both fingers: they press on the cube
-_OUT_OF_REACH, _OUT_OF_THE_WAY = 0.04, 0.2  # m from the tool to a cube that is held, or gone down to
+_LEFT, _LET_GO = 0.03, 0.02  # m from the way down to cube or goal, and from a held cube: a learner has left it
 _SET_DOWN = 0.003  # m above the floor at which the fingers open
 
 
@@ -37,11 +37,13 @@ class PickPlaceExpert(Expert):
 
 
 def begin_again(robot: EnvRows, cube: EnvRows, goal: EnvRows, segment: EnvRows) -> EnvRows:
-    """Return the plan's segments [N], the first where a learner has left the cube behind; arguments as of
-    ``follow_plan``."""
-    away, to_goal = (np.linalg.norm(x, axis=1) for x in (robot[:, 8:11] - cube, (cube - goal)[:, :2]))
-    lost = (segment >= 1) & (away > np.where(segment == 1, _OUT_OF_THE_WAY, _OUT_OF_REACH))
-    return np.where(lost & ((segment < 6) | (to_goal > _OUT_OF_REACH)), 0, segment)
+    """Return the plan's segments [N] where a learner acts: the first again where it has left the cube behind, and not
+    down where it has left the place above the goal. Arguments as of ``follow_plan``."""
+    way, rest = robot[:, 8:11] - cube, np.linalg.norm((cube - goal)[:, :2], axis=1)
+    aside, away = np.linalg.norm(way[:, :2], axis=1), np.linalg.norm(way, axis=1)
+    lost = np.where(segment == 1, aside > _LEFT, (segment > 1) & (away > _LET_GO))
+    lost &= (segment < 6) | (rest > _LEFT)  # what was set down there is done
+    return np.where(lost, 0, np.where((segment == 5) & (rest > _LEFT), 4, segment))
 
 
 def follow_plan(
