@@ -83,8 +83,13 @@ def test_a_task_without_an_expert_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("segment", "tool_to_cube", "cube_to_goal", "expected"),
-    [(0, 0.5, 0.3, 0), (1, 0.02, 0.3, 1), (1, 0.04, 0.3, 0), (3, 0.01, 0.3, 3), (3, 0.03, 0.3, 0), (5, 0.01, 0.02, 5)]
-    + [(5, 0.01, 0.04, 4), (6, 0.2, 0.01, 6), (6, 0.2, 0.3, 0)],
+    [
+        (0, 0.5, 0.3, 0),
+        *((1, 0.02, 0.3, 1), (1, 0.04, 0.3, 0)),
+        *((3, 0.01, 0.3, 3), (3, 0.03, 0.3, 0)),
+        *((5, 0.01, 0.02, 5), (5, 0.01, 0.04, 4)),
+        *((6, 0.2, 0.01, 6), (6, 0.2, 0.3, 0)),
+    ],
 )
 def test_the_plan_goes_back_where_a_learner_has_lost_the_cube(
     segment: int, tool_to_cube: float, cube_to_goal: float, expected: int
