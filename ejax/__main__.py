@@ -11,28 +11,28 @@ GROUPS = {
     "Train": {
         "train": ("ejax.train", "train a policy from a config file, or continue a run"),
         "pretrain": ("ejax.pretrain", "clone the behaviour of demonstrations"),
-        "distill": ("ejax.distill", "teach a policy what another one does"),
+        "distill": ("ejax.distill", "train a student policy to act like a teacher"),
         "configs": ("ejax.config.shipped", "list the configs that come with ejax, or copy one to edit"),
         "config": ("ejax.config.__main__", "check a config file, or print the schema"),
         "preflight": (
             "ejax.preflight.__main__",
-            "compile a config for GPUs that are not here: its memory and its work",
+            "compile a config for GPUs that you do not have: memory and work",
         ),
     },
     "Look": {
-        "play": ("ejax.play.__main__", "watch a trained policy, in MuJoCo's viewer or a video; push it, command it"),
-        "evaluate": ("ejax.evaluate", "play a trained policy: its metrics, a video, other engines and physics"),
-        "report": ("ejax.report.__main__", "one HTML page about runs: curves, tables, videos"),
+        "play": ("ejax.play.__main__", "watch a trained policy in MuJoCo's viewer or a video; push and command it"),
+        "evaluate": ("ejax.evaluate", "evaluate a trained policy: metrics, video, other engines and physics"),
+        "report": ("ejax.report.__main__", "write an HTML page about runs: curves, tables, videos"),
         "replay": ("ejax.replay", "play a quarantined episode again"),
-        "transfer": ("ejax.transfer", "evaluate --engine all, by its name of one release ago"),
+        "transfer": ("ejax.transfer", "former name of evaluate --engine all"),
     },
     "Leave": {
-        "export": ("interop.export", "export a policy for torch, ONNX or StableHLO, with proof"),
-        "verify": ("interop.verify", "check an export against its proof"),
-        "serve": ("interop.serving.__main__", "serve a policy over WebSocket, to openpi's client among others"),
+        "export": ("interop.export", "export a policy to torch, ONNX or StableHLO, verified"),
+        "verify": ("interop.verify", "verify an export"),
+        "serve": ("interop.serving.__main__", "serve a policy over WebSocket, with openpi's protocol"),
         "embodichain": ("interop.embodichain", "convert EmbodiChain's checkpoints, both ways"),
     },
-    "Data": {"record": ("ejax.data.record", "keep demonstrations as a LeRobot data set")},
+    "Data": {"record": ("ejax.data.record", "record demonstrations as a LeRobot data set")},
 }
 """Purpose of commands -> name -> module, and what it does."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

@@ -15,11 +15,11 @@ from ejax.schema.values import MAX_SEED, add_policy_options, whole
 from ejax.schema.writing import by_product, replace_file
 
 _SHIFTS = {
-    "latency": ("STEPS", "late actions, or with --chunks late chunks; again for another value"),
-    "noise": ("SIZE", "standard deviation, on each observed number"),
-    "mass": ("SCALE", "of everything that moves"),
-    "friction": ("SCALE", "of all objects; without any, of the robot"),
-    "drives": ("SCALE", "the drives' stiffness and damping"),
+    "latency": ("STEPS", "delay actions (with --chunks: chunks); repeat for more values"),
+    "noise": ("SIZE", "add noise of this standard deviation to each observed number"),
+    "mass": ("SCALE", "scale the mass of everything that moves"),
+    "friction": ("SCALE", "scale the friction of all objects, or of the robot if there are none"),
+    "drives": ("SCALE", "scale the actuators' stiffness and damping"),
 }
 """Differences between a simulation and a robot: option -> its unit, and its help."""
 
@@ -107,41 +107,39 @@ def _execute(args: argparse.Namespace, options: dict[str, Any], latencies: list[
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("ejax evaluate", description="Evaluate a trained policy.")
-    text = "a run's folder, without its time the newest; or a policy that comes with ejax, such as push_cube"
+    text = "folder of a run (without the time in its name: the newest), or a shipped policy, such as push_cube"
     parser.add_argument("run", type=a_path, metavar="RUN", help=text)
     parser.add_argument(
-        "overrides", nargs="*", metavar="env.KEY=VALUE", help="evaluate elsewhere, e.g. env.cfg.episode_length=50"
+        "overrides", nargs="*", metavar="env.KEY=VALUE", help="change the environment: env.cfg.episode_length=50"
     )
     add_policy_options(parser)
     parser.add_argument("--episodes", type=whole(1), default=100, dest="num_episodes", metavar="N")
-    parser.add_argument("--num-envs", type=whole(1), default=32, metavar="N", help="episodes played at a time")
+    parser.add_argument("--num-envs", type=whole(1), default=32, metavar="N", help="episodes to play in parallel")
     parser.add_argument(
         "--episode-choice",
         choices=("fixed", "first_finished"),
-        help="which episodes count: each slot's share (fixed), or the first to finish, as EmbodiChain counts",
+        help="which episodes count: fixed numbers per environment, or the first to finish, as in EmbodiChain",
     )
-    parser.add_argument("--seed", type=whole(0, MAX_SEED), help="of the start states (default: the run's eval_seed)")
-    text = "act by samples of the policy's distribution, as in training, not by its mode"
+    parser.add_argument("--seed", type=whole(0, MAX_SEED), help="start states (default: the run's eval_seed)")
+    text = "sample actions, as in training, instead of taking the deterministic ones"
     parser.add_argument("--sample", dest="samples", action="store_true", help=text)
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument("--video", type=a_path, metavar="FILE", help="record four episodes, e.g. push.mp4")
-    text = "without the gait card of a legged robot, which takes some seconds; docs/locomotion.md"
+    text = "skip the gait card of a legged robot, which takes some seconds; docs/locomotion.md"
     parser.add_argument("--no-gait", action="store_true", help=text)
-    text = (
-        "compare engines and shifts, a table: of c (or mujoco), mjx, warp, or all that are installed; docs/transfer.md"
-    )
+    text = "compare engines and shifts in a table: any of c (or mujoco), mjx, warp, or all installed; docs/transfer.md"
     parser.add_argument("--engine", type=lambda given: given.split(","), metavar="A,B", help=text)
     for name, (size, what) in _SHIFTS.items():
         parser.add_argument(f"--{name}", type=float, action="append", default=[], metavar=size, help=what)
-    text = "execute chunks as a robot does, by sync, async, ensemble or rtc, under each --latency; docs/vla.md"
+    text = "execute chunks as on a robot, with sync, async, ensemble or rtc, at each --latency; docs/vla.md"
     parser.add_argument("--chunks", type=lambda given: given.split(","), metavar="A,B", help=text)
-    text = "with --chunks: from one chunk to the next (half a chunk or the latency; of ensemble 1 or the latency)"
+    text = "with --chunks: steps between chunks (default: half a chunk or the latency; for ensemble 1 or the latency)"
     parser.add_argument("--every", type=whole(1), metavar="STEPS", help=text)
-    text = "with --chunks: the action where there is none, zero or last, for all its numbers or one for each"
+    text = "with --chunks: what to do without an action, zero or last, for all its numbers or one each"
     parser.add_argument("--hold", type=lambda given: given.split(","), metavar="A,B", help=text)
     parser.add_argument("--explain", action="store_true", help="name the first difference even where results agree")
-    parser.add_argument("--tolerance", type=float, metavar="X", help="of a difference, over a number's range (0.01)")
-    parser.add_argument("--json", type=a_path, metavar="FILE", help="the whole comparison, for programs")
+    parser.add_argument("--tolerance", type=float, metavar="X", help="of a difference, relative to the range (0.01)")
+    parser.add_argument("--json", type=a_path, metavar="FILE", help="write the whole comparison as JSON")
     add_trust_option(parser)
     return parser
 

@@ -269,43 +269,41 @@ def _parser(name: str) -> argparse.ArgumentParser:
         "overrides",
         nargs="*",
         metavar="NAME section.key=value",
-        help="the config, unless --config gives it; and e.g. trainer.seed=3 algorithm.cfg.gamma=0.98",
+        help="the config, unless --config names it, and overrides, e.g. trainer.seed=3",
     )
-    parser.add_argument("--device", metavar="cpu|cuda|cuda:N", help="instead of trainer.device")
+    parser.add_argument("--device", metavar="cpu|cuda|cuda:N", help="override trainer.device")
     parser.add_argument(
         "--distributed",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="train on all devices of this machine, or of all processes, instead of trainer.distributed",
+        help="train on all devices of this machine, or of all processes; overrides trainer.distributed",
     )
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, if no scheduler knows it")
-    parser.add_argument("--num-processes", type=int, metavar="N", help="that train together")
-    parser.add_argument("--process-id", type=int, metavar="I", help="of this one, from 0")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, if no scheduler provides it")
+    parser.add_argument("--num-processes", type=int, metavar="N", help="number of processes")
+    parser.add_argument("--process-id", type=int, metavar="I", help="this process, from 0")
     parser.add_argument(
         "--resume",
         type=expanded,
         metavar="latest|best|PATH",
-        help="continue from a checkpoint, of --run or of the newest run; EmbodiChain's FILE.pt: in a new run",
+        help="continue from a checkpoint of --run or of the newest run; from EmbodiChain's FILE.pt in a new run",
     )
     parser.add_argument(
         "--fork",
         type=a_path,
         metavar="RUN|CHECKPOINT",
-        help="a new run from the whole state of another, its best checkpoint; without --config by its config",
+        help="start a new run from the whole state of another (its best checkpoint); config: --config, or its own",
     )
-    text = "train by this config first, such as push_cube/bc, and start from its last policy"
+    text = "train with this config first, such as push_cube/bc, and start from its last policy"
     parser.add_argument("--first", type=expanded, metavar="FILE|NAME", help=text)
-    parser.add_argument("--run", type=a_path, metavar="DIR", help="the run's folder (default: one named by time)")
+    parser.add_argument("--run", type=a_path, metavar="DIR", help="the run's folder (default: a new one)")
     parser.add_argument(
         "--stopped-exit-code",
         type=int,
         default=0,
         metavar="N",
-        help="where a signal stopped the run and it was saved (default 0): for what starts again the jobs that fail",
+        help="exit code after a signal stopped and saved the run (default 0), for schedulers that restart failed jobs",
     )
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="show the names that are registered, and the steps"
-    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="print registered names and total steps")
     add_trust_option(parser)
     return parser
 

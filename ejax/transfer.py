@@ -13,7 +13,10 @@ from ejax.evaluate import main as evaluate
 def main(argv: list[str] | None = None) -> int:
     """Run ``ejax evaluate`` by this command's options. Returns the exit code."""
     words = [word.replace("--engines", "--engine") for word in (sys.argv[1:] if argv is None else argv)]
-    print("ejax transfer: this is ejax evaluate RUN --engine A,B now, and goes with the next release", file=sys.stderr)
+    print(
+        "ejax transfer: use ejax evaluate RUN --engine A,B; this name ends with the next release",
+        file=sys.stderr,
+    )
     return evaluate(words if any(word.startswith("--engine") for word in words) else ["--engine", "all", *words])
 
 

@@ -158,22 +158,24 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ejax embodichain", description="Checkpoints to and from EmbodiChain.")
+    parser = argparse.ArgumentParser(
+        "ejax embodichain", description="Convert checkpoints to and from EmbodiChain's format."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    to_pt = commands.add_parser("to-pt", help="from a run of ejax to EmbodiChain's .pt file")
+    to_pt = commands.add_parser("to-pt", help="convert a run of ejax to EmbodiChain's .pt file")
     to_pt.add_argument("run", type=a_path, metavar="RUN", help="the run's folder")
     to_pt.add_argument("--out", type=a_path, required=True, metavar="FILE.pt")
-    to_pt.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
+    to_pt.add_argument("--member", type=int, metavar="I", help="of a population (default: the best)")
     to_pt.add_argument("--checkpoint", type=expanded, default="latest", metavar="latest|best|PATH")
-    to_pt.add_argument("--layout", default="0.3", choices=("0.3", "head", "seed"), help="EmbodiChain's version")
-    to_pt.add_argument(
-        "--like", type=a_path, metavar="FILE.pt", help="a checkpoint by EmbodiChain 0.3 of the same config"
-    )
-    from_pt = commands.add_parser("from-pt", help="from EmbodiChain's .pt file to a run of ejax")
+    to_pt.add_argument("--layout", default="0.3", choices=("0.3", "head", "seed"), help="version of EmbodiChain")
+    to_pt.add_argument("--like", type=a_path, metavar="FILE.pt", help="a checkpoint of EmbodiChain 0.3, same config")
+    from_pt = commands.add_parser("from-pt", help="convert EmbodiChain's .pt file to a run of ejax")
     from_pt.add_argument("file", type=a_path, metavar="FILE.pt")
-    from_pt.add_argument("--config", type=a_path, required=True, metavar="FILE", help="of the training, JSON or YAML")
-    from_pt.add_argument("--run", type=a_path, required=True, metavar="DIR", help="the run's folder, to be made")
-    from_pt.add_argument("--policy-only", action="store_true", help="start a new training from the file's parameters")
+    from_pt.add_argument(
+        "--config", type=a_path, required=True, metavar="FILE", help="the training config, JSON or YAML"
+    )
+    from_pt.add_argument("--run", type=a_path, required=True, metavar="DIR", help="folder of the new run")
+    from_pt.add_argument("--policy-only", action="store_true", help="use only the parameters, in a new training")
     for command in (to_pt, from_pt):
         add_trust_option(command)
     return parser

@@ -370,18 +370,18 @@ def _written_formats(formats: Sequence[str] | None, no_twin: str) -> tuple[list[
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ejax export", description="Export a trained policy, with proof.")
-    parser.add_argument("run", type=a_path, metavar="RUN", help="a run's folder, or a policy of ejax's by name")
+    parser = argparse.ArgumentParser("ejax export", description="Export a trained policy, and verify it.")
+    parser.add_argument("run", type=a_path, metavar="RUN", help="folder of a run, or a shipped policy")
     add_policy_options(parser)
-    parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="a new folder")
-    parser.add_argument("--formats", metavar="A,B", help=f"of {','.join(FORMATS)}; default: all that can be made")
+    parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="folder to create")
+    parser.add_argument("--formats", metavar="A,B", help=f"any of {','.join(FORMATS)}; default: all possible ones")
     parser.add_argument(
         "--clip",
         choices=("auto", "space", "none"),
         default="auto",
-        help="actions to the env's action space: auto (default) where the env itself does so, always, or never",
+        help="clip actions to the action space: if the environment does (auto, the default), always, or never",
     )
-    parser.add_argument("--leapp", action="store_true", help="write a LEAPP bundle too: leapp.yaml and leapp.onnx")
+    parser.add_argument("--leapp", action="store_true", help="also write a LEAPP bundle: leapp.yaml and leapp.onnx")
     parser.add_argument("-v", "--verbose", action="store_true", help="print errors in units in the last place too")
     add_trust_option(parser)
     return parser

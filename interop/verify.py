@@ -159,17 +159,19 @@ def _check_artefact(name: str, directory: Path, spec: Interface, cases: list[Cas
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "ejax verify",
-        description="Check an exported policy again. Run it from outside the folder: Python imports what lies in the "
-        "folder that it is started in.",
-        epilog="Exit code: 0 what was run answers as JAX did and every file has its SHA-256; 1 a file is damaged, "
+        description="Verify an exported policy. Start it outside the folder, because Python imports modules from the "
+        "working directory.",
+        epilog="Exit code: 0 all formats run answer as JAX did and every file has its SHA-256; 1 a file is damaged, "
         "unlisted or deviates; 2 no export, or of another version; 3 nothing was run.",
     )
-    parser.add_argument("directory", type=lambda x: Path(x).expanduser(), metavar="DIR", help="that ejax export wrote")
-    parser.add_argument("-v", "--verbose", action="store_true", help="print errors in units in the last place too")
+    parser.add_argument(
+        "directory", type=lambda x: Path(x).expanduser(), metavar="DIR", help="folder that ejax export wrote"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="also print errors in units in the last place")
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="also run policy.pt2 and policy.torchscript, which can run code of their maker",
+        help="also run policy.pt2 and policy.torchscript, which can run their maker's code",
     )
     return parser
 

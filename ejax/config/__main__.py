@@ -1,4 +1,4 @@
-"""``ejax config schema | check FILE``: a train config's JSON Schema; what becomes of each key of a file."""
+"""Print the JSON Schema of train configs, or report on each key of a config: ejax config schema | check FILE."""
 
 import argparse
 import json

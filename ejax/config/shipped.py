@@ -86,7 +86,7 @@ def copy_config(name: str, to: Path | None = None) -> list[Path]:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser("ejax configs", description="List the configs that come with ejax, or copy one.")
-    copy = parser.add_subparsers(dest="command").add_parser("copy", help="write a config, to edit it")
+    copy = parser.add_subparsers(dest="command").add_parser("copy", help="copy a config, to edit it")
     copy.add_argument("name")
     copy.add_argument("to", nargs="?", type=a_path, help="a file or a folder (default: here)")
     args = parser.parse_args(argv)

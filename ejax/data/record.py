@@ -159,24 +159,24 @@ def _instruction(given: str | None, episode: Episode, otherwise: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ejax record", description="Keep a task's demonstrations.")
+    parser = argparse.ArgumentParser("ejax record", description="Record a task's demonstrations.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--task", metavar="package.module:Name", help="what demonstrates")
-    what.add_argument("--gym-config", type=expanded, metavar="FILE", help="EmbodiChain's, whose environment it is")
+    what.add_argument("--task", metavar="package.module:Name", help="the demonstrating task")
+    what.add_argument("--gym-config", type=expanded, metavar="FILE", help="EmbodiChain's config to demonstrate in")
     parser.add_argument("--task-cfg", type=_mapping, default={}, metavar="JSON", help="arguments of --task")
-    parser.add_argument("--action-config", type=_mapping, default={}, metavar="JSON", help="those of --gym-config's")
-    parser.add_argument("--episodes", type=int, required=True, metavar="N", help="how many more to keep")
-    parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="a LeRobot v3.0 dataset")
-    parser.add_argument("--append", action="store_true", help="continue with the episodes in DIR")
-    parser.add_argument("--seed", type=int, default=0, help="of the attempts (default: 0)")
-    parser.add_argument("--fps", type=int, help="frames per second (default: those of the task, else 30)")
-    parser.add_argument("--instruction", help="of every episode; default: the episode's field of that name")
-    parser.add_argument("--robot-type", help="for info.json")
+    parser.add_argument("--action-config", type=_mapping, default={}, metavar="JSON", help="arguments for --gym-config")
+    parser.add_argument("--episodes", type=int, required=True, metavar="N", help="number of episodes to record")
+    parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="the LeRobot v3.0 data set")
+    parser.add_argument("--append", action="store_true", help="append to the episodes in DIR")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the attempts (default: 0)")
+    parser.add_argument("--fps", type=int, help="frames/s (default: the task's rate, or 30)")
+    parser.add_argument("--instruction", help="for every episode (default: its instruction)")
+    parser.add_argument("--robot-type", help="robot_type in info.json")
     parser.add_argument(
         "--names", type=_mapping, default={}, metavar="JSON", help="feature names by field path; default: LeRobot's"
     )
     add_trust_option(parser)
-    parser.add_argument("--images", choices=get_args(Images), default="video", help="how images are kept")
+    parser.add_argument("--images", choices=get_args(Images), default="video", help="format of images")
     return parser
 
 

@@ -57,29 +57,29 @@ def _write_page(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("ejax play", description="Watch a trained policy: docs/play.md.")
-    text = "a run's folder, without its time the newest; or a policy that comes with ejax, such as push_cube"
+    text = "folder of a run (without the time in its name: the newest), or a shipped policy, such as push_cube"
     parser.add_argument("run", type=a_path, metavar="RUN", help=text)
-    parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="play elsewhere, as in ejax evaluate")
-    parser.add_argument("--video", type=a_path, metavar="FILE", help="without a display: write a video, e.g. walk.mp4")
-    parser.add_argument("--web", type=a_path, metavar="FILE", help="a page that plays it in a browser, e.g. walk.html")
-    parser.add_argument("--wasm", type=a_path, metavar="FOLDER", help="of npm's @mujoco/mujoco, which --web embeds")
+    parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="as in ejax evaluate")
+    parser.add_argument("--video", type=a_path, metavar="FILE", help="write a video, e.g. walk.mp4")
+    parser.add_argument("--web", type=a_path, metavar="FILE", help="write a page for a browser, e.g. walk.html")
+    parser.add_argument("--wasm", type=a_path, metavar="FOLDER", help="with npm's @mujoco/mujoco, for --web")
     add_policy_options(parser)
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument(
-        "--seed", type=whole(0, MAX_SEED), help="of start states and what happens (default: the run's eval_seed)"
+        "--seed", type=whole(0, MAX_SEED), help="start states and events (default: the run's eval_seed)"
     )
-    parser.add_argument("--episodes", type=whole(1), metavar="N", help="then end (default: 1 in a video)")
-    parser.add_argument("--seconds", type=float, metavar="S", help="of simulated time, then end")
-    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="simulated seconds in a second")
+    parser.add_argument("--episodes", type=whole(1), metavar="N", help="end after N episodes (default for videos: 1)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="end after S simulated seconds")
+    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="simulated seconds per second")
     parser.add_argument(
-        "--sample", dest="samples", action="store_true", help="samples of the policy's distribution, not its mode"
+        "--sample", dest="samples", action="store_true", help="sample actions instead of deterministic ones"
     )
-    parser.add_argument("--randomize", action="store_true", help="with trainer.events.train, the events of training")
+    parser.add_argument("--randomize", action="store_true", help="apply trainer.events.train")
     parser.add_argument(
         "--command", type=_velocity, metavar="X,Y,YAW", help="m/s, m/s, rad/s, e.g. 1.0,0,0.5; --command=-1,0,0"
     )
-    parser.add_argument("--push", type=float, metavar="M/S", help="blows of that size at what moves freely")
-    parser.add_argument("--push-every", type=float, default=3.0, metavar="S", help="from one blow to the next")
+    parser.add_argument("--push", type=float, metavar="M/S", help="push the first free body by this velocity")
+    parser.add_argument("--push-every", type=float, default=3.0, metavar="S", help="time between pushes")
     add_trust_option(parser)
     return parser
 

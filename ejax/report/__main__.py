@@ -64,12 +64,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "One HTML page about runs: curves, tables, videos. It needs no network."
+    about = "Write an HTML page about runs: curves, tables, videos. It needs no network."
     parser = argparse.ArgumentParser("ejax report", description=about)
-    text = "a run's folder, of a population all members; without its time: the newest run"
+    text = "folder of a run or of a population (all members); without the time in its name: the newest"
     parser.add_argument("run", type=a_path, nargs="+", metavar="RUN", help=text)
     parser.add_argument("--to", type=a_path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
-    text = "exports whose parity.json is shown too; those in a run's folder are anyway"
+    text = "also show parity.json of these exports; those in a run's folder are always shown"
     several: dict[str, Any] = {"type": a_path, "nargs": "+", "action": "extend", "default": []}
     parser.add_argument("--parity", **several, metavar="EXPORT", help=text)
     return parser

@@ -86,7 +86,7 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_argument,
         metavar="package.module:Name",
-        help="let this code run where a file names it, in this command; see docs/security.md",
+        help="allow this command to run this code if a file names it; see docs/security.md",
     )
 
 

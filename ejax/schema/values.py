@@ -41,7 +41,7 @@ def whole(least: int, most: int = INT32_MAX) -> Callable[[str], int]:
 
 def add_policy_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the policy of a run: of which member, at which checkpoint."""
-    parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
+    parser.add_argument("--member", type=whole(0), metavar="I", help="member of a population (default: the best)")
     text = "default: best, or latest if there is none"
     parser.add_argument("--checkpoint", type=expanded, metavar="best|latest|PATH", help=text)
 

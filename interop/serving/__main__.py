@@ -61,23 +61,23 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ejax serve", description="Serve a policy.")
+    parser = argparse.ArgumentParser("ejax serve", description="Serve a policy over WebSocket.")
     parser.add_argument(
         "policy",
         type=a_path,
         metavar="RUN-or-EXPORT",
-        help="a run's folder, an export's or LeRobot's of pi0 or SmolVLA, or a policy of ejax's by name",
+        help="folder of a run, an export, or LeRobot's pi0 or SmolVLA; or the name of a policy that comes with ejax",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="any but the loopback's needs --token")
-    parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0: any that is free")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but loopback needs --token")
+    parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0: any free port")
     parser.add_argument(
-        "--token", default=os.environ.get("EJAX_SERVE_TOKEN"), help="that clients must send (default: EJAX_SERVE_TOKEN)"
+        "--token",
+        default=os.environ.get("EJAX_SERVE_TOKEN"),
+        help="for clients to send (default: EJAX_SERVE_TOKEN)",
     )
-    parser.add_argument(
-        "--clients", type=whole(1, 1024), default=16, metavar="N", help="that may be connected at a time"
-    )
+    parser.add_argument("--clients", type=whole(1, 1024), default=16, metavar="N", help="most clients at a time")
     add_policy_options(parser)
-    parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N", help="that a run's policy acts on")
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N", help="of a run's policy")
     add_trust_option(parser)
     return parser
 
