@@ -12,6 +12,7 @@ masses (``mj_setConst``) when a row's parameters change (``ModelRows``), MJX and
 import copy
 import functools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -76,6 +77,12 @@ def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel
     return model
 
 
+def beyond_engine(engine: str, error: NotImplementedError) -> ValueError:
+    """Return the refusal of a model that has more than MJX or Warp simulates."""
+    what = re.sub(r"mjtGeom\.mjGEOM_(\w+)", lambda match: match[1].lower(), str(error)).rstrip(".")
+    return ValueError(f"physics '{engine}' does not simulate all of the model: {what}; give mujoco")
+
+
 def load_drawn_model(asset: str) -> mujoco.MjModel:
     """Load the model with everything that can be seen; not to be changed."""
     return _load_model(asset, visual=True)
@@ -88,7 +95,7 @@ def mocap_bodies(model: Any) -> NDArray[np.int_]:
 
 @functools.cache
 def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.MjModel:
-    spec = _read_spec(asset)
+    spec = read_spec(asset)
     # either would make a step depend on the steps before it
     spec.option.disableflags |= _WARM_START
     spec.option.enableflags &= ~_SLEEP
@@ -100,7 +107,7 @@ def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.
 
 def settings_changed(asset: str) -> tuple[str, ...]:
     """Name settings of the MJCF that the model is simulated without."""
-    option, texts = _read_spec(asset).option, []
+    option, texts = read_spec(asset).option, []
     if not option.disableflags & _WARM_START:
         text = "the solver's warm start is off, as if <option><flag warmstart='disable'/></option> were in the MJCF"
         texts.append(f"{text}: a step depends on the state alone")
@@ -143,7 +150,8 @@ def _check_files(model: Path | str) -> None:
                     check_plain(path, _MAX_ASSET)
 
 
-def _read_spec(asset: str) -> mujoco.MjSpec:
+def read_spec(asset: str) -> mujoco.MjSpec:
+    """Read the MJCF, uncompiled; ``asset`` as in ``Physics``. Raises ValueError: MuJoCo cannot read it."""
     model = asset if asset.lstrip().startswith("<") else ASSETS / asset
     check_model_files(model)
     return mujoco.MjSpec.from_string(model) if isinstance(model, str) else mujoco.MjSpec.from_file(str(model))

@@ -50,13 +50,14 @@ class MuJoCoTask(PhysicsTask):
     ``world`` at that moment, and some ``before``, as it was before the step. They are traced: no ``if``.
 
     Class attributes:
-        model: an MJCF file, looked for next to the class's file and from the working directory; or MJCF as text.
         keyframe: where episodes start from, by name or number: joints, controls that sensors are read under, mocap
             bodies. Empty: the keyframe ``home``, or the first, or the model's reference pose.
         actions: the policy's numbers, ``"name [unit]"``, for a custom ``control``. Empty: the actuators.
         terms: ``ejax.envs.task.terms.Term``s in addition to the methods: rewards, terminations, events.
 
     Args:
+        model: an MJCF file, such as a robot folder's ``scene.xml``, or MJCF as text. The class's is looked for next to
+            its file and from the working directory, an argument from the working directory.
         episode_length: control steps.
         control_period: s, a multiple of the MJCF's timestep.
         start_noise: rad and m, ± that is added to hinges and slides at the start, uniform, within their ranges; not to
@@ -71,10 +72,10 @@ class MuJoCoTask(PhysicsTask):
             and qvel; arguments out of range.
     """
 
-    model: ClassVar[str] = ""
     keyframe: ClassVar[str | int] = ""
     actions: ClassVar[tuple[str, ...]] = ()
 
+    model: str = field(default="", repr=False)  # it may be a long text
     episode_length: int = 200
     control_period: float = 0.02
     start_noise: float = 0.01
@@ -102,10 +103,14 @@ class MuJoCoTask(PhysicsTask):
             if isinstance(vars(cls).get(name), dict | list):
                 setattr(cls, name, freeze(vars(cls)[name]))
         _refuse_misspelt(cls)
+        if "model" in vars(cls):
+            cls.model = field(default=cls.model, repr=False)
         dataclass(frozen=True, kw_only=True)(cls)
 
     def check_fields(self) -> None:
         kind = type(self).__name__
+        if isinstance(self.model, os.PathLike):
+            object.__setattr__(self, "model", os.fspath(self.model))
         # by name over the class's own: a config changes one weight without repeating the others
         object.__setattr__(self, "weights", freeze({**getattr(type(self), "weights", {}), **self.weights}))
         numbers = {name: x for name, x in self.weights.items() if not isinstance(x, Mapping)}
@@ -146,13 +151,16 @@ class MuJoCoTask(PhysicsTask):
 
     @functools.cached_property  # a name may mean another file in another working directory
     def asset(self) -> str:
-        return _asset(type(self))
+        return _asset(type(self), self.model)
 
     @property
     def description(self) -> EnvDescription:
         texts = [*settings_changed(self.asset), *start_changed(self.asset, self.keyframe, self.start_noise)]
         notes = tuple(f"{type(self).__name__}: {text}" for text in texts)
-        return replace(super().description, parameters=thaw(asdict(self)), notes=notes)
+        parameters = thaw(asdict(self))
+        if self.model.lstrip().startswith("<"):  # too long a text
+            del parameters["model"]
+        return replace(super().description, parameters=parameters, notes=notes)
 
     def world(self, state: Any) -> World:
         return replace(super().world(state), keyframe=self.keyframe)
@@ -300,8 +308,9 @@ def _refuse_misspelt(cls: type) -> None:
             raise TypeError(f"{cls.__name__}.{name} is not used{near} If it is a helper, call it _{name}")
 
 
-def _asset(kind: type[Any]) -> str:
-    owner, given = next(each for each in kind.__mro__ if "model" in vars(each)), kind.model
-    if not isinstance(given, str | os.PathLike):
+def _asset(kind: type[Any], given: Any) -> str:
+    if not isinstance(given, str):
         raise ValueError(f"model must be a file or MJCF as text, got {given!r}; of an MjSpec give to_xml()")
-    return find_model(os.fspath(given), owner.__module__)
+    owner = next(each for each in kind.__mro__ if "model" in vars(each))
+    own = given == os.fspath(kind.model)  # the class's own file lies beside it
+    return find_model(given, owner.__module__ if own else "")

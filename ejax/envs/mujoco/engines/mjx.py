@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import mujoco
 
 from ejax.envs.mujoco.engine import PhysicsState
-from ejax.envs.mujoco.models import load_accelerated_model, mocap_bodies, with_parameters
+from ejax.envs.mujoco.models import beyond_engine, load_accelerated_model, mocap_bodies, with_parameters
 from ejax.types import Array
 
 
@@ -49,7 +49,7 @@ def load_mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], An
         try:
             model = mjx.put_model(host_model, impl="jax")
         except NotImplementedError as error:
-            raise ValueError(f"physics 'mjx' does not simulate all of the model: {error}; give mujoco") from error
+            raise beyond_engine("mjx", error) from error
         if not host_model.nmat:  # its rangefinders read the first material of a model without any, too
             model = model.replace(mat_rgba=jnp.ones((1, 4)))
         data = mjx.make_data(model)
