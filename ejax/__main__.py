@@ -13,6 +13,7 @@ GROUPS = {
         "pretrain": ("ejax.pretrain", "clone the behaviour of demonstrations"),
         "distill": ("ejax.distill", "train a student policy to act like a teacher"),
         "configs": ("ejax.config.shipped", "list the configs that come with ejax, or copy one to edit"),
+        "check": ("ejax.check", "check a robot's MJCF, its units and actuators; play a task of your own"),
         "config": ("ejax.config.__main__", "check a config file, or print the schema"),
         "preflight": (
             "ejax.preflight.__main__",

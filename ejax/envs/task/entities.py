@@ -20,7 +20,7 @@ from ejax.types import Array
 
 _T = TypeVar("_T")
 Entity: TypeAlias = Mapping[str, Any]  # ``{"uid": name}``
-ElementKind: TypeAlias = Literal["body", "joint", "site", "geom", "sensor"]
+ElementKind: TypeAlias = Literal["body", "joint", "site", "geom", "sensor", "mesh", "key"]
 
 ROBOT = "robot"  # The ``uid`` of everything that drives move; a gym config's robot has another uid too
 FREE, BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)

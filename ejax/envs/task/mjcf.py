@@ -93,23 +93,36 @@ def name_numbers(name: str, shape: tuple[int, ...]) -> tuple[Feature, ...]:
 def describe_actuator(model: mujoco.MjModel, i: int) -> Feature:
     """Name the meaning of ±1 of an action: a servo's target, a motor's force, or just its control."""
     low, high = model.actuator_ctrlrange[i]
-    gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
-    gear = model.actuator_gear[i]
-    on_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT and not gear[1:].any()
-    joint = int(model.actuator_trnid[i, 0])
-    kind = int(model.jnt_type[joint]) if on_joint else -1
-    length = LENGTHS.get(kind)
-    fixed = model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
-    what, unit, scale = "control", "1", 1.0
-    # the three forms that MJCF's motor, position and velocity compile to; other forms have no unit to name
-    if length and fixed and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE:
-        what, unit = ("torque", "N m") if length == "rad" else ("force", "N")
-        scale = float(gain[0] * gear[0])
-    elif length and fixed and gear[0] == 1.0 and bias[1] == -gain[0] and gain[0]:
-        what, unit = "target angle" if length == "rad" else "target position", length
-    elif length and fixed and gear[0] == 1.0 and not bias[1] and bias[2] == -gain[0]:
-        what, unit = "target velocity", f"{length}/s"
+    what, unit, scale = unit_of_actuator(model, i)
     return Feature(f"{actuator_name(model, i)} {what}, -1 to 1 for {scale * low:g} to {scale * high:g}", unit)
+
+
+def actuator_kind(model: mujoco.MjModel, i: int) -> str:
+    """Name the element of MJCF that an actuator is like, whichever it was written as: ``position``, ``velocity``,
+    ``motor``, ``muscle``, ``adhesion``; ``general`` is like none of them."""
+    gain, bias = model.actuator_gainprm[i, 0], model.actuator_biasprm[i]
+    if model.actuator_gaintype[i] != mujoco.mjtGain.mjGAIN_FIXED:
+        return "muscle" if model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_MUSCLE else "general"
+    if model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE:
+        return "adhesion" if model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_BODY else "motor"
+    if gain and bias[1] == -gain:
+        return "position"
+    return "velocity" if gain and not bias[1] and bias[2] == -gain else "general"
+
+
+def unit_of_actuator(model: mujoco.MjModel, i: int) -> tuple[str, str, float]:
+    """Name what an actuator's control is, its unit, and that many of it that 1 of control is."""
+    gear, kind = model.actuator_gear[i], actuator_kind(model, i)
+    on_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT and not gear[1:].any()
+    length = LENGTHS.get(int(model.jnt_type[int(model.actuator_trnid[i, 0])]) if on_joint else -1)
+    if length and kind == "motor":
+        scale = float(model.actuator_gainprm[i, 0] * gear[0])
+        return ("torque", "N m", scale) if length == "rad" else ("force", "N", scale)
+    if length and gear[0] == 1.0 and kind == "position":
+        return "target angle" if length == "rad" else "target position", length, 1.0
+    if length and gear[0] == 1.0 and kind == "velocity":
+        return "target velocity", f"{length}/s", 1.0
+    return "control", "1", 1.0  # other forms have no unit to name
 
 
 def actuator_name(model: mujoco.MjModel, i: int) -> str:
