@@ -17,6 +17,7 @@ _MESH = int(mujoco.mjtGeom.mjGEOM_MESH)
 _WIDE, _NARROW = 6.0 * np.pi, 2.0 * np.pi**2 / 180.0
 """rad: a range of more than three turns reads like degrees taken as radians, one below this like the reverse."""
 _DEEP = 1e-3  # m: how far geoms may overlap where an episode starts; resting on the floor takes less
+_NEAR = 1e-3  # rad or m: keyframes are rounded
 _HOLLOW = 1.5  # times a mesh's volume: from there on its hull is another shape
 _MANY_VERTICES = 200  # of a hull: above, each contact of MJX's takes milliseconds on a CPU
 
@@ -181,18 +182,20 @@ def _hulls(model: mujoco.MjModel) -> Iterator[str]:
 
 
 def _keys(model: mujoco.MjModel) -> Iterator[str]:
-    names = joint_names(model)
-    for key in range(model.nkey):
-        name = label(model, "key", key)
-        place = model.key_qpos[key][model.jnt_qposadr]
-        outside = (place < model.jnt_range[:, 0] - 1e-6) | (place > model.jnt_range[:, 1] + 1e-6)
-        ended = np.isin(model.jnt_type, list(LENGTHS)) & (model.jnt_limited != 0)
-        if odd := [names[i] for i in np.flatnonzero(outside & ended)]:
-            yield f"keyframe {name}: beyond the joint's range: {_list(odd)}"
-        low, high = model.actuator_ctrlrange.T
-        beyond = (model.key_ctrl[key] < low - 1e-6) | (model.key_ctrl[key] > high + 1e-6)
-        if odd := [actuator_name(model, int(i)) for i in np.flatnonzero(beyond & (model.actuator_ctrllimited != 0))]:
-            yield f"keyframe {name}: control beyond the ctrlrange: {_list(odd)}"
+    single = np.isin(model.jnt_type, list(LENGTHS)) & (model.jnt_limited != 0)
+    names, drives = joint_names(model), [actuator_name(model, i) for i in range(model.nu)]
+    for what, low, high, counts, labels in (
+        ("a joint's range", *model.jnt_range.T, single, names),
+        ("a ctrlrange", *model.actuator_ctrlrange.T, model.actuator_ctrllimited != 0, drives),
+    ):
+        found = []
+        for key in range(model.nkey):
+            value = model.key_qpos[key][model.jnt_qposadr] if labels is names else model.key_ctrl[key]
+            beyond = counts & ((value < low - _NEAR) | (value > high + _NEAR))
+            if beyond.any():
+                found.append(f"{label(model, 'key', key)} ({', '.join(labels[i] for i in np.flatnonzero(beyond))})")
+        if found:
+            yield f"keyframes beyond {what}: {_list(found)}"
 
 
 def _start(asset: str, keyframe: str | int) -> Iterator[str]:
