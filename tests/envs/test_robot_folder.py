@@ -129,6 +129,13 @@ def test_meshes_and_their_textures_are_drawn_and_move() -> None:
     assert ((red - blue > 60) & (green - blue > 30)).mean() > 0.005  # yellow: of the jib and the stripes
 
 
+def test_a_picture_may_be_larger_than_the_files_framebuffer() -> None:
+    small = (
+        '<mujoco><visual><global offwidth="32" offheight="8"/></visual><worldbody><geom size="1"/></worldbody></mujoco>'
+    )
+    assert render(Appearance(asset=small, qpos=jnp.zeros(0)), width=40, height=30).shape == (30, 40, 3)
+
+
 def test_a_policy_that_sees_has_meshes_by_mujocos_renderer_alone() -> None:
     with pytest.raises(ValueError, match=r"the ray caster draws plane, .*is a mesh\. .*renderer: mujoco"):
         jax.eval_shape(RenderedEnv(crane(), renderer="raycast").reset, jax.random.key(0))

@@ -162,6 +162,8 @@ class _Canvases(threading.local):
                 oldest.close()
             choose_opengl()
             model = copy.copy(load_drawn_model(asset))
+            whole = model.vis.global_  # of the window's size: a picture may be larger
+            whole.offwidth, whole.offheight = max(whole.offwidth, width), max(whole.offheight, height)
             if not effects:
                 model.vis.quality.offsamples = 0
             self._kept[key] = model, mujoco.MjData(model), mujoco.Renderer(model, height=height, width=width)
