@@ -13,10 +13,12 @@ from ejax.envs.task.entities import home_of, joint_names, label
 from ejax.envs.task.mjcf import LENGTHS, actuator_kind, actuator_name, unit_of_actuator
 from ejax.schema.messages import shorten
 
+_JOINT = ("joint", "kind", "range", "damping", "armature", "friction", "force")
+_ACTUATOR = ("actuator", "kind", "moves", "control is", "range", "gains", "force")
 _MESH = int(mujoco.mjtGeom.mjGEOM_MESH)
 _WIDE, _NARROW = 6.0 * np.pi, 2.0 * np.pi**2 / 180.0
 """rad: a range of more than three turns reads like degrees taken as radians, one below this like the reverse."""
-_DEEP = 1e-3  # m: how far geoms may overlap where an episode starts; resting on the floor takes less
+_DEEP = 2e-3  # m: how far geoms may overlap where an episode starts; resting on the floor takes less
 _NEAR = 1e-3  # rad or m: keyframes are rounded
 _HOLLOW = 1.5  # times a mesh's volume: from there on its hull is another shape
 _MANY_VERTICES = 200  # of a hull: above, each contact of MJX's takes milliseconds on a CPU
@@ -24,11 +26,10 @@ _MANY_VERTICES = 200  # of a hull: above, each contact of MJX's takes millisecon
 
 class Inspection(NamedTuple):
     facts: dict[str, str]
-    tables: dict[str, list[dict[str, str]]]
-    """Title -> rows, each value by its column."""
+    tables: list[tuple[tuple[str, ...], list[tuple[str, ...]]]]
+    """Columns and rows: of the joints, and of the actuators."""
     warnings: list[str]
-    errors: list[str]
-    """Reasons why ejax does not simulate it."""
+    errors: list[str]  # Reasons why ejax does not simulate it
 
 
 def inspect_model(asset: str, keyframe: str | int = "") -> Inspection:
@@ -38,7 +39,7 @@ def inspect_model(asset: str, keyframe: str | int = "") -> Inspection:
     """
     spec = read_spec(asset)
     model, errors = spec.compile(), []
-    tables = {"joints": _joints(model), "actuators": _actuators(model)}
+    tables = [(_JOINT, list(_joints(model))), (_ACTUATOR, list(_actuators(model)))]
     warnings = [*_ranges(model), *_drives(model), *_masses(spec, model), *_hulls(model), *_keys(model)]
     try:
         warnings += _start(asset, keyframe)
@@ -46,72 +47,58 @@ def inspect_model(asset: str, keyframe: str | int = "") -> Inspection:
         errors.append(str(error))
     if not model.nu:
         warnings.append("there are no actuators: a task needs some; give the MJCF an <actuator> section")
-    return Inspection(_facts(model), {name: rows for name, rows in tables.items() if rows}, warnings, errors)
+    warnings = list(map(shorten, warnings))
+    return Inspection(_facts(model), [table for table in tables if table[1]], warnings, errors)
 
 
 def _facts(model: mujoco.MjModel) -> dict[str, str]:
-    shown, met = (set(model.geom_dataid[(model.geom_type == _MESH) & each]) for each in (~_meets(model), _meets(model)))
-    flat = ", none of which collides" if not met else f", of which {len(met)} collide, by their convex hulls"
-    keys = ", ".join(label(model, "key", i) for i in range(model.nkey))
+    used, met = (set(model.geom_dataid[(model.geom_type == _MESH) & each]) for each in (True, _meets(model)))
+    colliding = f", of which {len(met)} collide, by their convex hulls" if met else ", none of which collides"
     return {
         "size": f"{model.nbody - 1} bodies, {model.njnt} joints, nq {model.nq}, nv {model.nv}, {model.nu} actuators",
         "mass": f"{model.body_mass[model.body_weldid > 0].sum():.4g} kg that moves",
         "timestep": f"{model.opt.timestep:g} s",
-        "meshes": f"{len(shown | met)}{flat}" if shown | met else "none",
-        "keyframes": keys or "none",
+        "meshes": f"{len(used)}{colliding}" if used else "none",
+        "keyframes": ", ".join(label(model, "key", i) for i in range(model.nkey)) or "none",
     }
 
 
-def _joints(model: mujoco.MjModel) -> list[dict[str, str]]:
-    rows, names = [], joint_names(model)
-    for i in range(model.njnt):
-        kind, dof = mujoco.mjtJoint(int(model.jnt_type[i])).name.removeprefix("mjJNT_").lower(), model.jnt_dofadr[i]
-        unit = LENGTHS.get(int(model.jnt_type[i]), "")
-        force = model.jnt_actfrcrange[i] if model.jnt_actfrclimited[i] else None
-        rows.append(
-            {
-                "joint": names[i],
-                "kind": kind,
-                "range": _span(model.jnt_range[i], unit) if model.jnt_limited[i] else "free",
-                "damping": f"{model.dof_damping[dof]:.4g}",
-                "armature": f"{model.dof_armature[dof]:.4g}",
-                "friction": f"{model.dof_frictionloss[dof]:.4g}",
-                "force": "" if force is None else _span(force, _effort(unit)),
-            }
+def _joints(model: mujoco.MjModel) -> Iterator[tuple[str, ...]]:
+    for i, name in enumerate(joint_names(model)):
+        dof, unit = model.jnt_dofadr[i], LENGTHS.get(int(model.jnt_type[i]), "")
+        yield (
+            name,
+            _short(mujoco.mjtJoint, model.jnt_type[i]),
+            _span(model.jnt_range[i], unit) if model.jnt_limited[i] else "free",
+            *(f"{each[dof]:.4g}" for each in (model.dof_damping, model.dof_armature, model.dof_frictionloss)),
+            _span(model.jnt_actfrcrange[i], {"rad": "N m"}.get(unit, "N")) if model.jnt_actfrclimited[i] else "",
         )
-    return rows
 
 
-def _actuators(model: mujoco.MjModel) -> list[dict[str, str]]:
-    rows = []
+def _actuators(model: mujoco.MjModel) -> Iterator[tuple[str, ...]]:
     for i in range(model.nu):
         kind, (what, unit, scale) = actuator_kind(model, i), unit_of_actuator(model, i)
-        gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
+        gain, bias, gear = model.actuator_gainprm[i], model.actuator_biasprm[i], model.actuator_gear[i, 0]
         numbers = {"position": f"kp {gain[0]:.4g}, kv {-bias[2]:.4g}", "velocity": f"kv {gain[0]:.4g}"}
         other = f"gain {gain[0]:.4g}, bias {bias[0]:.4g} {bias[1]:.4g} {bias[2]:.4g}".removesuffix(", bias 0 0 0")
-        gear = f", gear {model.actuator_gear[i, 0]:.4g}" if model.actuator_gear[i, 0] != 1.0 else ""
-        rows.append(
-            {
-                "actuator": actuator_name(model, i),
-                "kind": kind,
-                "moves": _moved(model, i),
-                "control is": what,
-                "range": _span(scale * model.actuator_ctrlrange[i], unit) if model.actuator_ctrllimited[i] else "none",
-                "gains": numbers.get(kind, other) + gear,
-                "force": _span(model.actuator_forcerange[i], "") if model.actuator_forcelimited[i] else "",
-            }
+        yield (
+            actuator_name(model, i),
+            kind,
+            _moved(model, i),
+            what,
+            _span(scale * model.actuator_ctrlrange[i], unit) if model.actuator_ctrllimited[i] else "none",
+            numbers.get(kind, other) + (f", gear {gear:.4g}" if gear != 1.0 else ""),
+            _span(model.actuator_forcerange[i], "") if model.actuator_forcelimited[i] else "",
         )
-    return rows
 
 
 def _ranges(model: mujoco.MjModel) -> Iterator[str]:
     turns = [i for i in range(model.njnt) if LENGTHS.get(int(model.jnt_type[i])) == "rad" and model.jnt_limited[i]]
-    size = model.jnt_range[:, 1] - model.jnt_range[:, 0]
-    names = joint_names(model)
+    size, names = np.ptp(model.jnt_range, axis=1), joint_names(model)
     if wide := [f"{names[i]} ({_span(model.jnt_range[i], 'rad')})" for i in turns if size[i] > _WIDE]:
-        yield f"ranges of more than three turns: {_list(wide)}; degrees need <compiler angle='degree'/>, MJCF's default"
+        yield f"ranges of more than three turns: {', '.join(wide)}; degrees need <compiler angle='degree'/>"
     if narrow := [f"{names[i]} ({_span(model.jnt_range[i], 'rad')})" for i in turns if size[i] < _NARROW]:
-        yield f"ranges of a few degrees: {_list(narrow)}; radians need <compiler angle='radian'/>"
+        yield f"ranges of a few degrees: {', '.join(narrow)}; radians need <compiler angle='radian'/>"
 
 
 def _drives(model: mujoco.MjModel) -> Iterator[str]:
@@ -124,10 +111,9 @@ def _drives(model: mujoco.MjModel) -> Iterator[str]:
         if on != mujoco.mjtTrn.mjTRN_JOINT:
             continue
         joint = int(model.actuator_trnid[i, 0])
-        low, high = model.actuator_ctrlrange[i]
         servo = kind == "position" and model.actuator_gear[i, 0] == 1.0
         if servo and model.actuator_ctrllimited[i] and model.jnt_limited[joint]:
-            least, most = model.jnt_range[joint]
+            (low, high), (least, most) = model.actuator_ctrlrange[i], model.jnt_range[joint]
             slack = 0.5 * (most - least)
             if low < least - slack or high > most + slack:
                 text = "a ctrlrange far beyond the joint's range: MuJoCo takes it as radians in any file"
@@ -136,14 +122,14 @@ def _drives(model: mujoco.MjModel) -> Iterator[str]:
             found.setdefault("a position drive without a limit of its force: give a forcerange", []).append(name)
         if servo and not model.actuator_biasprm[i, 2] and not model.dof_damping[model.jnt_dofadr[joint]]:
             found.setdefault("a position drive without damping, which swings: give a kv or dampratio", []).append(name)
-    yield from (f"{_list(names)}: {text}" for text, names in found.items())
+    yield from (f"{', '.join(names)}: {text}" for text, names in found.items())
 
 
 def _masses(spec: mujoco.MjSpec, model: mujoco.MjModel) -> Iterator[str]:
     moving = [i for i in range(1, model.nbody) if model.body_weldid[i]]
     light = [label(model, "body", i) for i in moving if model.body_dofnum[i] and not model.body_mass[i] > 1e-6]
     if light:
-        yield f"{_list(light)}: moves and weighs nothing by itself; give it an <inertial>"
+        yield f"{', '.join(light)}: moves and weighs nothing by itself; give it an <inertial>"
     twice: list[str] = []
     low, high = spec.compiler.inertiagrouprange
     for body in spec.bodies:
@@ -156,29 +142,30 @@ def _masses(spec: mujoco.MjSpec, model: mujoco.MjModel) -> Iterator[str]:
         if shown and len(weighs) > len(shown) and not body.explicitinertial and model.body_weldid[body.id]:
             twice.append(body.name or f"body {body.id}")
     if twice:
-        yield f"{_list(twice)}: geoms that only show weigh too; give an <inertial>, or mass='0' to them"
+        yield f"{', '.join(twice)}: geoms that only show weigh too; give an <inertial>, or mass='0' to them"
 
 
 def _hulls(model: mujoco.MjModel) -> Iterator[str]:
     hollow, large, meshes = [], [], model.geom_dataid[(model.geom_type == _MESH) & _meets(model)]
     for mesh in map(int, np.unique(meshes)):
         name, start = label(model, "mesh", mesh), int(model.mesh_graphadr[mesh])
-        corner = _rows(model.mesh_vert, model.mesh_vertadr, model.mesh_vertnum, mesh)
         if start < 0:
             continue
         num_corners, num_faces = map(int, model.mesh_graph[start : start + 2])
         end = start + 2 + 3 * num_corners + 6 * num_faces  # its last part: the faces' corners, among the mesh's
         hull = model.mesh_graph[end - 3 * num_faces : end].reshape(-1, 3)
-        face, middle = _rows(model.mesh_face, model.mesh_faceadr, model.mesh_facenum, mesh), corner.mean(axis=0)
+        corner = model.mesh_vert[model.mesh_vertadr[mesh] :][: model.mesh_vertnum[mesh]]
+        face = model.mesh_face[model.mesh_faceadr[mesh] :][: model.mesh_facenum[mesh]]
+        middle = corner.mean(axis=0)
         own, whole = _volumes(corner[face] - middle).sum(), np.abs(_volumes(corner[hull] - middle)).sum()
         if 0.0 < own * _HOLLOW < whole:
             hollow.append(f"{name} ({whole / own:.1f} times)")
         if num_corners > _MANY_VERTICES:
             large.append(f"{name} ({num_corners})")
     if hollow:
-        yield f"meshes collide by convex hulls, of a far greater volume here: {_list(hollow)}; split them, or use boxes"
+        yield f"meshes collide by hulls of a far greater volume: {', '.join(hollow)}; split them, or use boxes"
     if large:
-        yield f"hulls with many vertices, slow on MJX: {_list(large)}; give the mesh a maxhullvert, such as 64"
+        yield f"hulls with many vertices, slow on MJX: {', '.join(large)}; give the mesh a maxhullvert, such as 64"
 
 
 def _keys(model: mujoco.MjModel) -> Iterator[str]:
@@ -195,7 +182,7 @@ def _keys(model: mujoco.MjModel) -> Iterator[str]:
             if beyond.any():
                 found.append(f"{label(model, 'key', key)} ({', '.join(labels[i] for i in np.flatnonzero(beyond))})")
         if found:
-            yield f"keyframes beyond {what}: {_list(found)}"
+            yield f"keyframes beyond {what}: {', '.join(found)}"
 
 
 def _start(asset: str, keyframe: str | int) -> Iterator[str]:
@@ -206,7 +193,7 @@ def _start(asset: str, keyframe: str | int) -> Iterator[str]:
         bodies = sorted(label(model, "body", int(model.geom_bodyid[geom])) for geom in contact.geom)
         deep[" and ".join(bodies)] = max(deep.get(" and ".join(bodies), 0.0), -float(contact.dist))
     if found := [f"{bodies} ({1e3 * depth:.1f} mm)" for bodies, depth in deep.items() if depth > _DEEP]:
-        yield f"overlap at the start: {_list(found)}; an <exclude>, or another keyframe, keeps them apart"
+        yield f"overlap at the start: {', '.join(found)}; an <exclude>, or another keyframe, keeps them apart"
 
 
 def _meets(model: mujoco.MjModel) -> NDArray[np.bool_]:
@@ -216,14 +203,10 @@ def _meets(model: mujoco.MjModel) -> NDArray[np.bool_]:
 
 
 def _moved(model: mujoco.MjModel, i: int) -> str:
-    kind = mujoco.mjtTrn(int(model.actuator_trntype[i])).name.removeprefix("mjTRN_").lower()
+    kind = _short(mujoco.mjtTrn, model.actuator_trntype[i])
     part = {"jointinparent": "joint", "slidercrank": "site"}.get(kind, kind)
     name = getattr(model, part)(int(model.actuator_trnid[i, 0])).name
     return name if part == "joint" else f"{kind} {name}"
-
-
-def _rows(array: NDArray[Any], start: NDArray[Any], count: NDArray[Any], i: int) -> NDArray[Any]:
-    return array[int(start[i]) : int(start[i] + count[i])]
 
 
 def _volumes(triangles: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -236,9 +219,5 @@ def _span(ends: NDArray[np.float64], unit: str) -> str:
     return f"{ends[0]:.4g} to {ends[1]:.4g} {unit.removesuffix('1')}".rstrip()
 
 
-def _effort(unit: str) -> str:
-    return {"rad": "N m", "m": "N"}.get(unit, "")
-
-
-def _list(names: list[str]) -> str:
-    return shorten(", ".join(names))
+def _short(kinds: Any, number: int) -> str:
+    return kinds(int(number)).name.partition("_")[2].lower()
