@@ -39,6 +39,11 @@ def test_the_task_on_the_front_page_is_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert check_env(env, num_steps=20).startswith("Lamp fits")
 
 
+def test_the_crane_of_the_manual_is_the_examples() -> None:
+    text = (EXAMPLES / "own_robot.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert f"```python\n{text}```" in (EXAMPLES.parent / "docs" / "robots.md").read_text(encoding="utf-8")
+
+
 def test_the_gymnasium_environment_of_the_manual_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (EXAMPLES / "gym_reach.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
     assert f"```python\n{text}```" in (EXAMPLES.parent / "docs" / "gymnasium.md").read_text(encoding="utf-8")
