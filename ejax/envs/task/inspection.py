@@ -1,4 +1,4 @@
-"""What a MuJoCo model is, in its units, and what commonly goes wrong with one; ``ejax check`` prints it."""
+"""Facts about a MuJoCo model in their units, and warnings of common mistakes; ``ejax check`` prints them."""
 
 import copy
 from collections.abc import Iterator
