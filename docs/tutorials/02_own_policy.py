@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Your own policy
 #
-# A policy is any Flax module `obs -> (distribution, value)`. Here a two-link arm reaches for a point, and a policy of
-# our own gets what a roboticist would give it: the angles as sine and cosine, and where the target is *from the
-# hand*. It is written twice, in Flax Linen and in Flax NNX, and trained beside the built-in network with the same PPO.
+# A policy is any Flax module `obs -> (distribution, value)`. Here a two-link arm reaches for a point, and our policy
+# uses the features a roboticist would choose: the sine and cosine of the angles, and the target *relative to the
+# hand*. We write it twice, in Flax Linen and in Flax NNX, and compare both with the built-in network, under the same PPO.
 #
 # About a minute on two CPU cores, most of it compilation.
 
@@ -26,9 +26,9 @@ UPDATES = 60  # raise it, and the arm arrives more often
 # %% [markdown]
 # ## The run that all three share
 #
-# The observation of `PlanarReachRL` has eight numbers: two joint angles in rad, the hand's position and the target's
-# in m, and the previous action. The constructor of a policy gets those of a run's values that it names:
-# `action_spec`, `observation_space`, the section `actor` of the config, … and the keys of `policy.cfg`.
+# The observation of `PlanarReachRL` has eight numbers: two joint angles (rad), the positions of hand and target (m),
+# and the previous action. A policy's constructor receives the values that it names as arguments: `action_spec`,
+# `observation_space`, the section `actor` of the config and others, and the keys of `policy.cfg`.
 
 
 # %%
@@ -57,8 +57,8 @@ print(f"actor_critic: return {built_in:.1f}")
 # ## In Linen
 #
 # `action_spec.distribution(mean, log_std)` makes the distribution that fits the action space: a Gaussian here, a
-# categorical one for discrete actions. Observations come with any number of leading axes: `[N, 8]` when acting, `[B,
-# 8]` in an update, so everything works on the last axis.
+# categorical one for discrete actions. Observations have any number of leading axes (`[N, 8]` when acting, `[B, 8]` in
+# an update), so everything works on the last axis.
 
 
 # %%
@@ -92,14 +92,14 @@ linen = run_of({"name": "reacher", "cfg": {"width": 32}})
 print(f"Linen: return {linen:.1f}")
 
 # %% [markdown]
-# `register_policy` gives a short name, which a cell that runs again replaces. In a file of your own no registration is
+# `register_policy` registers a short name; running the cell again replaces it. In a file, no registration is
 # needed: the name is `package.module:Reacher`.
 #
 # ## In NNX
 #
-# An NNX module holds its arrays; JAX wants them apart. `NnxPolicy(make)` keeps the two apart, so the run sees a policy
-# like any other. What a config names is then a function that makes it. `nnx.Dropout` and `nnx.BatchNorm` work as they
-# are: [what a policy is](../reference/policies.md) says when they drop and move.
+# An NNX module holds its arrays, but JAX needs them separate. `NnxPolicy(make)` separates them, so the run sees an
+# ordinary policy. The config then names a function that makes it. `nnx.Dropout` and `nnx.BatchNorm` work unchanged;
+# [What a policy is](../reference/policies.md) explains when they drop units and update statistics.
 
 
 # %%
@@ -129,10 +129,10 @@ in_nnx = run_of({"name": "reacher_nnx"})
 print(f"NNX: return {in_nnx:.1f}")
 
 # %% [markdown]
-# ## What to make of it
+# ## Comparing them
 #
-# The three differ in what they observe and how they are initialized, not in the algorithm. One seed says little: give
-# `population: {seeds: 8}` in the config ([Resume, fork and sweep](04_resume_fork_sweep.py)) before you believe a
+# The three differ in their features and initialization, not in the algorithm. One seed proves little: set
+# `population: {seeds: 8}` in the config ([Resume, fork and sweep](04_resume_fork_sweep.py)) before you trust a
 # difference.
 #
 # Next: [Policies with memory](../memory.md), [Extend ejax](../extend.md), and [what a policy

@@ -1,11 +1,10 @@
 # %% [markdown]
 # # Your own algorithm
 #
-# An algorithm is three things in a file: its options, one pure update, and a record that ties them together.
-# Everything else (collection, logging, evaluation, checkpoints, resume, several devices) is the loop's, and comes for
-# free.
+# An algorithm consists of its options, one pure update, and a record that ties them together. The training loop
+# provides the rest: collection, logging, evaluation, checkpoints, resume, several devices.
 #
-# Here: advantage actor-critic (A2C), one gradient step a rollout. Half a minute on two CPU cores.
+# The example is advantage actor-critic (A2C), with one gradient step per rollout. Half a minute on two CPU cores.
 
 # %%
 from functools import partial
@@ -29,8 +28,8 @@ UPDATES = 300
 # %% [markdown]
 # ## Options
 #
-# A frozen pydantic model: the keys under `algorithm.cfg`, with types, defaults and ranges. It is a static argument of
-# the update, so it has to be hashable.
+# A frozen pydantic model defines the keys under `algorithm.cfg`, with types, defaults and ranges. It is a static
+# argument of the update, so it must be hashable.
 
 
 # %%
@@ -48,8 +47,8 @@ class A2CConfig(BaseModel):
 # ## The update
 #
 # A rollout is time-major: `rollout.reward` is `[T, N]`, `rollout.obs` `[T, N, 8]`. Where a rollout or an episode is
-# only cut off, the value of the true next observation stands in for the rest: `gae` needs no special case. A jitted
-# function of arrays: no state is kept anywhere else.
+# merely cut off, `gae` uses the value of the true next observation, without a special case. The update is a jitted
+# function of arrays and keeps no state elsewhere.
 
 
 # %%
@@ -87,7 +86,7 @@ A2C = register_algorithm("a2c", Algorithm(Config=A2CConfig, update=a2c_update), 
 # %% [markdown]
 # ## Train with it
 #
-# The metrics that the update returns are in the log as `train/…`.
+# The log has the metrics that the update returns as `train/…`.
 
 # %%
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [32, 32], "activation": "tanh"}}
@@ -113,6 +112,6 @@ except ConfigError as error:
     print(error)
 
 # %% [markdown]
-# And the update is a function that you can call by itself, in a loop of your own (`examples/own_loop.py`) or in a
-# test, with a rollout that you made up. What else a record may say (problems that it refuses, a step that replaces
-# collection, its own state) is in [Extend ejax](../extend.md) and in [the reference](../reference/algorithms.md).
+# You can also call the update directly, in your own loop (`examples/own_loop.py`) or in a test with an invented
+# rollout. A record may contain more (checks of options, a step that replaces collection, additional state): see
+# [Extend ejax](../extend.md) and [the reference](../reference/algorithms.md).

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Resume, fork and sweep
 #
-# A run is a folder. This page stops one and goes on with it, branches a second one off its best state, trains six
-# members in one program, and puts them all on one page. Less than a minute on two CPU cores.
+# A run is a folder. This page stops a run and resumes it, forks another from its best state, trains six
+# members in one program, and reports on all of them. Less than a minute on two CPU cores.
 
 # %%
 import json
@@ -38,9 +38,9 @@ CONFIG = {
 # %% [markdown]
 # ## Stop
 #
-# `on_log` is called with each line of the log, and stops the run by returning False: what is under way is finished,
-# the state saved. Ctrl-C in a terminal, the stop button in Jupyter and SIGTERM do the same. Updates this small are
-# dispatched by the dozen, and then logged; `updates_per_dispatch` has the log follow more closely.
+# `on_log` is called with each line of the log. If it returns False, the run finishes the current update, saves its
+# state and stops; so it does after Ctrl-C in a terminal, the stop button in Jupyter or SIGTERM. Small updates are
+# dispatched and logged a dozen at a time; `updates_per_dispatch` changes that.
 
 
 # %%
@@ -55,9 +55,8 @@ print(f"finished: {stopped.finished}, after {stopped.num_updates} of {UPDATES} u
 # %% [markdown]
 # ## Resume
 #
-# `resume="latest"` goes on from the last checkpoint of the newest run of this `exp_name`; `run_dir` names another one.
-# Random numbers are a function of seed and update, so a resumed run computes what one without a stop would have, bit
-# for bit.
+# `resume="latest"` continues from the last checkpoint of the newest run with this `exp_name`; `run_dir` selects another
+# run. Random numbers depend only on seed and update, so a resumed run equals an uninterrupted one, bit for bit.
 #
 # In a shell: `ejax train --config FILE --resume latest`.
 
@@ -69,8 +68,8 @@ print(f"return {resumed.last_train_metrics['charts/episode_reward_avg_100']:.1f}
 # %% [markdown]
 # ## Fork
 #
-# A fork is a new run that begins with another's whole state (parameters, optimizer, environments, counts) and may have
-# another config, as long as the state has the same arrays. Here the last stretch has shorter credit assignment.
+# A fork is a new run that starts from the whole state of another (parameters, optimizer, environments, counts). Its
+# config may differ as long as the state has the same arrays. Here we lower λ for the last updates.
 #
 # In a shell: `ejax train --fork RUN trainer.iterations=90 algorithm.cfg.gae_lambda=0.8`.
 
@@ -87,11 +86,10 @@ print(
 # %% [markdown]
 # ## Sweep
 #
-# Three learning rates with two seeds each are six members of one program. On a CPU that saves five compilations; on a
-# GPU, where a small training leaves most of the device idle, it saves most of the time too ([A
-# population](../population.md)).
+# Three learning rates with two seeds each make six members of one program. On a CPU this saves five compilations; on a
+# GPU, which a small training leaves mostly idle, it also saves most of the time ([A population](../population.md)).
 #
-# Each member has a folder like any run's, with its log, its checkpoints and its config.
+# Each member has a run folder with its log, checkpoints and config.
 #
 # In a shell: `population.seeds=2 'population.algorithm.cfg.optimizer.learning_rate=[1e-3,3e-3,1e-2]'`.
 
@@ -114,7 +112,7 @@ for member in sweep.members:
 # %% [markdown]
 # ## One page about all of them
 #
-# `ejax report RUN…`: one HTML file that needs no network. Runs that differ in their seed only are one curve
+# `ejax report RUN…` writes one HTML file that needs no network. Runs that differ only in their seed form one curve
 # with quartiles.
 
 # %%

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # From EmbodiChain
 #
-# Take the two files of an EmbodiChain training as they are (here those of its PushCube) and see what each key does,
-# what the run would be, and what comes out. No key is silently ignored: what has no effect is announced, and what
-# cannot be done is an error. Less than a minute on two CPU cores.
+# Train from the two unchanged files of an EmbodiChain training, here its PushCube, and see what each key does. No key is
+# silently ignored: a run lists keys without effect, and unsupported ones are errors. Less than a minute on two CPU
+# cores.
 
 # %%
 from pathlib import Path
@@ -24,7 +24,7 @@ FILE = Path(ejax.__file__).parents[1] / "configs/agents/rl/push_cube/train_confi
 # %% [markdown]
 # ## Every key, one by one
 #
-# `ejax config check FILE` says of each key whether it is used, renamed, without effect or unsupported.
+# `ejax config check FILE` reports each key as used, renamed, without effect or unsupported.
 
 # %%
 config_command(["check", str(FILE)])
@@ -32,9 +32,9 @@ config_command(["check", str(FILE)])
 # %% [markdown]
 # ## The run that the file describes
 #
-# `load_config` turns every spelling of every release into one canonical form, in which a run's `configs/resolved.json`
-# is written: EmbodiChain's `rollout_steps` is `buffer_size`, its `gym_config` became `env`. Overrides are the command
-# line's.
+# `load_config` converts the spellings of every release into one canonical form, that of `configs/resolved.json` in a
+# run's folder: EmbodiChain's `rollout_steps` is `buffer_size`, its `gym_config` is `env`. Overrides have the form of the
+# command line.
 
 # %%
 config = load_config(
@@ -59,7 +59,7 @@ for notice in config.notices:
 # %% [markdown]
 # ## Train
 #
-# The environment is MuJoCo's, stepped by all cores from inside one jitted program.
+# MuJoCo steps the environments on all cores, from inside one jitted program.
 
 # %%
 result = train(config)
@@ -68,8 +68,8 @@ print(f"{result.global_step:,} steps, success {result.last_train_metrics.get('ch
 # %% [markdown]
 # ## The exact numbers of a release
 #
-# ejax's defaults differ where EmbodiChain computes something that it does not mean to (its defects:
-# `benchmarks/notes/defects.md`). `compat` takes the release's own numbers, to compare with a training that you have:
+# ejax's defaults differ where EmbodiChain has defects (`benchmarks/notes/defects.md`). `compat` reproduces the numbers
+# of a release, to compare with an existing training:
 
 # %%
 as_released = load_config(FILE, ["compat=embodichain-0.3"], device="cpu")
@@ -77,6 +77,6 @@ for key in ("timeout_bootstrap", "advantage_rule", "clip_grad_per_network"):
     print(f"{key}: {getattr(config.algorithm.cfg, key)} -> {getattr(as_released.algorithm.cfg, key)}")
 
 # %% [markdown]
-# Checkpoints come along too: `policy.init_from: policy.pt` starts from EmbodiChain's policy, `--resume policy.pt` goes
-# on with its training, and `ejax embodichain to-pt RUN --out policy.pt` writes one back
-# ([Torch](../torch.md)). Names and concepts side by side: [Coming from EmbodiChain](../coming_from/embodichain.md).
+# Checkpoints work too: `policy.init_from: policy.pt` starts from EmbodiChain's policy, `--resume policy.pt` continues
+# its training, and `ejax embodichain to-pt RUN --out policy.pt` writes one ([Torch](../torch.md)). Names and concepts
+# side by side: [Coming from EmbodiChain](../coming_from/embodichain.md).

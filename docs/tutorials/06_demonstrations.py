@@ -1,9 +1,8 @@
 # %% [markdown]
 # # Demonstrations to policy
 #
-# A scripted expert pushes the cube, a worker process keeps a buffer full of its episodes, and a policy is cloned from
-# them while they are being made. Then the clone is improved by PPO, which starts from its weights. A minute on two CPU
-# cores.
+# A scripted expert pushes the cube, a worker process keeps a buffer filled with its episodes, and a policy is cloned from
+# them at the same time. Then PPO improves the clone, starting from its weights. A minute on two CPU cores.
 
 # %%
 from ejax.config import parse_config
@@ -19,9 +18,9 @@ TASK = {
 # %% [markdown]
 # ## Look at the demonstrations
 #
-# The engine starts a worker process, which needs neither this notebook nor its device. What is drawn are chunks of
-# frames: `obs/state` is the environment's observation, so that a cloned policy runs in it as it is; `actions` were
-# executed, with noise; `expert_actions` are what the expert meant, the better label.
+# The engine starts a worker process, which needs neither this notebook nor its device. It delivers chunks of
+# frames: `obs/state` is the environment's observation, so a cloned policy runs there unchanged; `actions` were
+# executed, with noise; `expert_actions` are the expert's actions without noise, the better labels.
 
 # %%
 engine_cfg = OnlineDataEngineCfg(
@@ -40,8 +39,8 @@ print({name: stats[name] for name in sorted(stats)[:4]})
 # %% [markdown]
 # ## Clone
 #
-# The config's section `data` says where demonstrations come from; everything else is a run like any other, with the
-# same loop and the same folder. Its steps are frames. In a shell: `ejax pretrain --config
+# The section `data` of the config selects the demonstrations; otherwise it is an ordinary run, with the
+# same loop and folder. Its steps are frames. In a shell: `ejax pretrain --config
 # configs/push_cube/bc.yaml`.
 
 # %%
@@ -79,11 +78,11 @@ for row in cloned.train_history[:: max(1, UPDATES // 3)]:
     print(f"{row['global_step']:>7,} frames  loss {row['train/loss']:8.3f}")
 
 # %% [markdown]
-# ## Improve it by reinforcement
+# ## Improve it by reinforcement learning
 #
-# `policy.init_from` starts from the clone's weights with a fresh optimizer. The clone has no critic that knows it, so
-# the first updates are the critic's alone (`critic_warmup_updates`), and `kl_coef` keeps the policy near where it
-# started.
+# `policy.init_from` starts from the clone's weights with a fresh optimizer. The critic is still untrained, so
+# the first updates train only the critic (`critic_warmup_updates`), and `kl_coef` keeps the policy close to the
+# clone.
 
 # %%
 finetuned = train(
@@ -102,9 +101,9 @@ finetuned = train(
 print(f"distance to the clone, KL: {finetuned.last_train_metrics['train/approx_ref_kl']:.4f}")
 
 # %% [markdown]
-# ## Where from here
+# ## Next
 #
-# - Keep episodes as a LeRobot data set, and clone from a folder: `ejax record` and `data.source:
+# - Record episodes as a LeRobot data set, and clone from a folder: `ejax record` and `data.source:
 #   recorded` ([The online data engine](../data.md)).
 # - Pictures and instructions: [Vision, language, action](../vla.md).
 # - Another policy as the expert: [Teacher and student](../distill.md).

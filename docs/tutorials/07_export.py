@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Export and deploy
 #
-# A policy trained in JAX leaves for a process that has torch alone, or ONNX Runtime, with a certificate that it
-# computes the same. Needs `pip install -e '.[export]'`; half a minute on two CPU cores.
+# Export a policy trained in JAX to a process that has only torch or ONNX Runtime, with a certificate that it
+# computes the same actions. Needs `pip install -e '.[export]'`; half a minute on two CPU cores.
 
 # %%
 import json
@@ -44,8 +44,8 @@ result = train(
 # %% [markdown]
 # ## Export
 #
-# Each format is written, loaded again, and evaluated on the same observations as the JAX policy: ordinary ones, extreme
-# ones, ones that an adversary chose. The export fails unless all agree within the rounding that the policy itself has.
+# Each format is written, loaded again, and evaluated on the same observations as the JAX policy: ordinary, extreme
+# and adversarial ones. The export fails unless all formats agree within the policy's own rounding error.
 #
 # In a shell: `ejax export RUN --to policy --formats pt,safetensors,onnx,torchscript,stablehlo`.
 
@@ -56,7 +56,7 @@ print(*sorted(path.name for path in Path("policy").iterdir()), sep="\n")
 # %% [markdown]
 # ## The certificate
 #
-# `contract.json` says what goes in and what comes out, in which units; `parity.json` has the errors, hashes and
+# `contract.json` describes inputs and outputs with their units; `parity.json` has the errors, hashes and
 # versions.
 
 # %%
@@ -65,9 +65,9 @@ print(*contract, sep=", ")
 print(json.dumps(contract["action"], indent=1))
 
 # %% [markdown]
-# ## Check it anywhere
+# ## Verify it anywhere
 #
-# The same without jax, on the robot's computer: `ejax verify policy`.
+# In a shell, on the robot's computer, without jax: `ejax verify policy`.
 
 # %%
 print(format_table(verify(Path("policy"))))
@@ -75,7 +75,7 @@ print(format_table(verify(Path("policy"))))
 # %% [markdown]
 # ## Act, from torch
 #
-# Beside the JAX policy on the same observations:
+# Compare with the JAX policy on the same observations:
 
 # %%
 import torch
@@ -87,5 +87,5 @@ in_jax = load(result.run_dir).act(obs).clip(-1.0, 1.0)
 print(f"largest difference: {np.abs(action - in_jax).max():.1e}")
 
 # %% [markdown]
-# `examples/deploy_torch.py` and `examples/deploy_onnx.py` are such processes, complete: they play the
-# episode in `episode.json`, of any task. More: [Export](../export.md), [the functions](../reference/interop.md).
+# `examples/deploy_torch.py` and `examples/deploy_onnx.py` are complete programs that play the
+# episode in `episode.json`, for any task. More: [Export](../export.md), [the functions](../reference/interop.md).

@@ -2,8 +2,8 @@
 # # Several devices
 #
 # `trainer.distributed` trains on all devices of this machine, in one program, or on those of several processes. Here
-# two pieces of one CPU stand in for two GPUs: they are no faster, but everything else is as it would be. The flag has
-# to be set before jax is imported: run this cell first in a fresh kernel.
+# two virtual devices on one CPU replace two GPUs: they are no faster, but otherwise behave the same. Set the flag
+# before jax is imported: run this cell first in a fresh kernel.
 
 # %%
 import os
@@ -20,9 +20,9 @@ print(jax.devices())
 # %% [markdown]
 # ## Train on both
 #
-# As in EmbodiChain, `num_envs` and `batch_size` are those of *one* device. Two devices collect twice as many steps an
-# update, and compute what one would with twice the environments, twice the minibatch, and minibatches that take
-# equally many rows from either half of the environments (`minibatch_strata: 2`).
+# As in EmbodiChain, `num_envs` and `batch_size` count *per* device. Two devices collect twice as many steps per
+# update. They compute what one device computes with twice the environments, twice the minibatch, and the same number of
+# rows from each half of the environments (`minibatch_strata: 2`).
 
 # %%
 UPDATES = 10
@@ -67,15 +67,15 @@ for update in (0, 4, UPDATES - 1):
     print(f"update {update}: loss {on_all[update]:.3f} on {count}, {on_one[update]:.3f} on one")
 
 # %% [markdown]
-# The two differ by rounding: sums are added up in another order, and what follows carries that on.
+# The two differ by rounding, because sums are computed in a different order.
 #
-# ## More of the same
+# ## More
 #
 # - In a shell: `ejax train --config FILE --distributed`; no other change.
 # - `trainer.shard_parameters: true` divides parameters and moments among the devices, for policies that do not fit on
 #   one.
-# - Several machines: `--coordinator HOST:PORT --num-processes N --process-id I`, or nothing at all under SLURM and
-#   OpenMPI, which announce them. For Kubernetes there is `examples/kubernetes.yaml`.
+# - Several machines: `--coordinator HOST:PORT --num-processes N --process-id I`; SLURM and OpenMPI provide
+#   these. For Kubernetes, see `examples/kubernetes.yaml`.
 # - Environments outside JAX have `collector.actor_devices` and `collector.learner_devices` instead.
 #
-# All of it: [Several devices, several machines](../scaling.md).
+# Details: [Several devices, several machines](../scaling.md).

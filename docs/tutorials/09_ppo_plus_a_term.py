@@ -1,9 +1,9 @@
 # %% [markdown]
 # # PPO plus a term of your own
 #
-# `ppo_loss` is a function of parameters and a minibatch, so a term is added by calling it. Here: actions that change
-# little from one observation to the next, $c\,\lVert\mu(o_t) - \mu(o_{t+1})\rVert^2$ (CAPS, Mysore et al. 2021).
-# Twenty seconds of CPU time. (The divergence to the policy that training starts from is a term that PPO has:
+# `ppo_loss` is a function of parameters and a minibatch: call it and add a term. The example penalizes changes of the
+# action from one observation to the next, $c\,\lVert\mu(o_t) - \mu(o_{t+1})\rVert^2$ (CAPS, Mysore et al. 2021).
+# Twenty seconds of CPU time. (For the divergence from the initial policy, PPO already has
 # `algorithm.cfg.kl_coef`.)
 
 # %%
@@ -24,9 +24,9 @@ from ejax.run import train
 # %% [markdown]
 # ## The option, the columns and the loss
 #
-# A field is a key of `algorithm.cfg`. `columns` makes what the loss reads beside PPO's own columns, `[T, N, ...]`; the
-# loss gets the rows of a minibatch. `weight` adds up to one over a minibatch and is 0 on padding. Every option of PPO
-# works with it.
+# A field is a key of `algorithm.cfg`. `columns` computes additional columns `[T, N, ...]`; the loss receives their rows
+# of a minibatch. `weight` sums to one over a minibatch and is 0 on padding. All options of PPO still
+# work.
 
 
 # %%
@@ -56,7 +56,7 @@ register_algorithm("ppo_smooth", ALGORITHM, override=True)
 # %% [markdown]
 # ## Train with it
 #
-# From a config, with what is above in `smooth.py`: `algorithm.name=smooth:ALGORITHM algorithm.cfg.smooth_coef=0.3` on
+# From a config, with the code above in `smooth.py`: `algorithm.name=smooth:ALGORITHM algorithm.cfg.smooth_coef=0.3` on
 # the command line, or these keys in the file and `--trust smooth:ALGORITHM`.
 
 # %%
