@@ -3,7 +3,8 @@
 #
 # A policy is any Flax module `obs -> (distribution, value)`. Here a two-link arm reaches for a point, and our policy
 # uses the features a roboticist would choose: the sine and cosine of the angles, and the target *relative to the
-# hand*. We write it twice, in Flax Linen and in Flax NNX, and compare both with the built-in network, under the same PPO.
+# hand*. We write it twice, in Flax Linen and in Flax NNX, and compare both with the built-in network, with the same
+# PPO.
 #
 # About a minute on two CPU cores, most of it compilation.
 

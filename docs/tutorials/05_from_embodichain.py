@@ -1,8 +1,8 @@
 # %% [markdown]
 # # From EmbodiChain
 #
-# Train from the two unchanged files of an EmbodiChain training, here its PushCube, and see what each key does. No key is
-# silently ignored: a run lists keys without effect, and unsupported ones are errors. Less than a minute on two CPU
+# Train from the two unchanged files of an EmbodiChain training, here its PushCube, and see what each key does. No key
+# is silently ignored: a run lists keys without effect, and unsupported ones are errors. Less than a minute on two CPU
 # cores.
 
 # %%
@@ -33,8 +33,8 @@ config_command(["check", str(FILE)])
 # ## The run that the file describes
 #
 # `load_config` converts the spellings of every release into one canonical form, that of `configs/resolved.json` in a
-# run's folder: EmbodiChain's `rollout_steps` is `buffer_size`, its `gym_config` is `env`. Overrides have the form of the
-# command line.
+# run's folder: EmbodiChain's `rollout_steps` is `buffer_size`, its `gym_config` is `env`. Overrides are
+# written as on the command line.
 
 # %%
 config = load_config(

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Demonstrations to policy
 #
-# A scripted expert pushes the cube, a worker process keeps a buffer filled with its episodes, and a policy is cloned from
-# them at the same time. Then PPO improves the clone, starting from its weights. A minute on two CPU cores.
+# A scripted expert pushes the cube, a worker process keeps a buffer filled with its episodes, and a policy is cloned
+# from them at the same time. Then PPO improves the clone, starting from its weights. A minute on two CPU cores.
 
 # %%
 from ejax.config import parse_config
