@@ -38,10 +38,13 @@ def _run(args: argparse.Namespace) -> int:
     trust_words(args.trust)  # of the command line only: a run's files are not trusted
     shared = ("member", "checkpoint", "num_episodes", "num_envs", "seed", "device")
     options = {name: getattr(args, name) for name in shared}
+    options["num_episodes"] = options["num_episodes"] or (3 if args.counterfactual else 100)
     shifts = {name: values for name in _SHIFTS if (values := getattr(args, name))}
     try:
         if args.chunks is None and (args.every is not None or args.hold is not None):
             raise ValueError("--every and --hold are of chunks: give --chunks sync,async,ensemble,rtc, or one of them")
+        if args.counterfactual:
+            return _imagine(args, options, shifts)
         if args.engine is not None or args.chunks is not None or shifts:
             return _compare(args, options, shifts)
         given = {"explain": args.explain or None, "tolerance": args.tolerance, "json": args.json}
@@ -96,6 +99,21 @@ def _compare(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str
     return 0
 
 
+def _imagine(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str, list[float]]) -> int:
+    from ejax.play.counterfactual import counterfactual_run
+
+    others = ("chunks", "engine", "explain", "tolerance", "json", "video", "episode_choice", "samples", "no_gait")
+    if unheeded := [name for name in (*others, *shifts) if getattr(args, name) not in (None, False)]:
+        text = f"--{unheeded[0].replace('_', '-')} goes without --counterfactual"
+        raise ValueError(f"{text}: it plays each instruction from the same starts")
+    options.pop("num_envs")  # each start is a row
+    found = counterfactual_run(args.run, args.overrides, sentences=args.counterfactual, **options)
+    for sentence, outcomes in zip(found["sentences"], found["outcomes"], strict=True):
+        print(f"{sentence}\n    {'; '.join(outcomes)}")
+    print(f"report: {found['report']}")
+    return 0
+
+
 def _execute(args: argparse.Namespace, options: dict[str, Any], latencies: list[float]) -> dict[str, Any]:
     from ejax.play.chunks import execute_run
 
@@ -113,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="env.KEY=VALUE", help="change the environment: env.cfg.episode_length=50"
     )
     add_policy_options(parser)
-    parser.add_argument("--episodes", type=whole(1), default=100, dest="num_episodes", metavar="N")
+    parser.add_argument("--episodes", type=whole(1), dest="num_episodes", metavar="N", help="(100)")
     parser.add_argument("--num-envs", type=whole(1), default=32, metavar="N", help="episodes to play in parallel")
     parser.add_argument(
         "--episode-choice",
@@ -137,6 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--every", type=whole(1), metavar="STEPS", help=text)
     text = "with --chunks: what to do without an action, zero or last, for all its numbers or one each"
     parser.add_argument("--hold", type=lambda given: given.split(","), metavar="A,B", help=text)
+    text = "play every instruction from the same starts (--episodes, 3): a sentence, or a file of them; docs/vla.md"
+    parser.add_argument("--counterfactual", action="append", metavar="SENTENCE|FILE", help=text)
     parser.add_argument("--explain", action="store_true", help="name the first difference even where results agree")
     parser.add_argument("--tolerance", type=float, metavar="X", help="of a difference, relative to the range (0.01)")
     parser.add_argument("--json", type=a_path, metavar="FILE", help="write the whole comparison as JSON")

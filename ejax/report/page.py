@@ -73,6 +73,7 @@ def render_page(
         "time": _time(runs),
         "evaluations": _evaluations(runs),
         "gait": _gait(runs),
+        "counterfactual": _counterfactual(runs),
         "exports": _exports({**found, **exports}),
         "videos": _videos(runs, folder),
         "environment": _environment(runs),
@@ -236,7 +237,7 @@ def _time(runs: Sequence[Run]) -> str:
 
 
 def _evaluations(runs: Sequence[Run]) -> str:
-    found = [(run.name, facts) for run in runs for facts in run.evaluations.values()]
+    found = [(run.name, facts) for run in runs for facts in run.evaluations.values() if not facts.get("counterfactual")]
     tags = sorted({tag for _, facts in found for tag in facts if tag.startswith("eval/")})
     rows = [
         [
@@ -250,6 +251,26 @@ def _evaluations(runs: Sequence[Run]) -> str:
         for name, facts in found
     ]
     return _section("evaluations", rows, *(tag.removeprefix("eval/") for tag in tags))
+
+
+def _counterfactual(runs: Sequence[Run]) -> str:
+    """Draw a row for each instruction and a column for each start, which is above it."""
+
+    def cell(picture: str, text: str) -> str:
+        return f'<img alt="" src="data:image/png;base64,{escape(picture)}"><br>{escape(text)}'
+
+    parts = []
+    for run in runs:
+        for facts in run.evaluations.values():
+            if not (shown := facts.get("counterfactual")):
+                continue
+            rows = [["", *(cell(picture, "at the start") for picture in shown["starts"])]]
+            for sentence, pictures, outcomes in zip(shown["sentences"], shown["ends"], shown["outcomes"], strict=True):
+                rows.append([escape(sentence), *map(cell, pictures, outcomes)])
+            head = ["instruction", *(f"start {i + 1}" for i in range(len(shown["starts"])))]
+            name = f"{run.name}, {Path(facts['checkpoint']).name}"
+            parts.append(f"<h3>{escape(name)}</h3>{table(head, rows, 'counterfactual')}")
+    return "".join(parts)
 
 
 def _gait(runs: Sequence[Run]) -> str:

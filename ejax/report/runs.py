@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import Base64Bytes, BaseModel
 
 from ejax.logs.best import Best, improves
 from ejax.logs.charts import LARGEST
@@ -46,11 +46,21 @@ class _Export(BaseModel):
     versions: dict[str, str]
 
 
+class _Counterfactual(BaseModel):
+    """Each sentence from the same starts: pictures are PNG in base64, outcomes and ends [sentences][starts]."""
+
+    sentences: list[str]
+    outcomes: list[list[str]]
+    starts: list[Base64Bytes]
+    ends: list[list[Base64Bytes]]
+
+
 class _Evaluation(BaseModel):
     checkpoint: str
     episodes: int
     overrides: list[str] = []
     gait: Gait | None = None
+    counterfactual: _Counterfactual | None = None
 
 
 class Session(NamedTuple):

@@ -1,5 +1,6 @@
 """InstructedPlaceRL: its sentences, what an episode draws, what counts as done, and that pictures show its colours."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from ejax.envs.tasks.place_instructions import (
     WORDINGS,
     ZONES,
     pairs,
+    table,
     wordings,
 )
 from ejax.envs.wrappers.action_chunk import ActionChunk
@@ -115,6 +117,30 @@ def test_the_texts_for_testing_are_all_others_and_wrappers_pass_them_on() -> Non
     for env in wrapped:
         assert describe(env).instructions == description.instructions
         assert describe(env).held_out_instructions == description.held_out_instructions
+
+
+def test_paraphrases_begin_with_the_wordings_of_training_and_keep_what_is_for_testing() -> None:
+    drawn = table("paraphrases")
+    np.testing.assert_array_equal(drawn[: len(wordings("train"))], table("train"))
+    texts = {as_text(data) for data in drawn.reshape(-1, LENGTH)}
+    assert not texts & {as_text(data) for data in table("held_out").reshape(-1, LENGTH)}
+    assert len(texts) > 2000
+    # each names its colour in one way or another, and no other one
+    for c, colour in enumerate(COLOURS):
+        others = "|".join(other for other in COLOURS if other != colour)
+        assert not [text for data in drawn[:, c].reshape(-1, LENGTH) if re.search(others, text := as_text(data))]
+
+
+def test_the_end_of_an_episode_names_what_was_lifted_and_where_it_stands() -> None:
+    state = jax.jit(ENV.start)(jax.random.key(0))
+    assert ENV.ending(state) == "nothing lifted"
+    colour = list(COLOURS)[state.colours[1]]
+    lifted = state.replace(was_lifted=jnp.array([False, True]))
+    assert ENV.ending(lifted) == f"{colour} cube: no zone"
+    there = state.physics.qpos.at[15:18].set(state.zones[2])
+    open_fingers = there.at[6:8].set(ENV.start(jax.random.key(0)).physics.qpos[6:8])
+    placed = lifted.replace(physics=state.physics.replace(qpos=open_fingers))
+    assert ENV.ending(placed) == f"{colour} cube: right zone"
 
 
 def test_an_episode_starts_with_two_cubes_apart_and_three_zones_that_are_free(drawn: Any) -> None:

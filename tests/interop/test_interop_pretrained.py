@@ -16,9 +16,11 @@ import pytest
 from matplotlib import cbook
 from PIL import Image
 
+from ejax.numerics.text import as_bytes
 from ejax.policies.pretrained import efficientnet, minilm
 from ejax.policies.pretrained.efficientnet import load_classifier, load_efficientnet
-from ejax.policies.pretrained.minilm import WordPiece, embed_sentences, load_minilm
+from ejax.policies.pretrained.minilm import MINILM_WEIGHTS, WordPiece, embed_sentences, load_minilm
+from ejax.policies.pretrained.token_states import TokenStates, encode_ids
 from ejax.policies.pretrained.weights import WeightsError, find_weights, load_weights
 from ejax.types import Params
 
@@ -178,6 +180,29 @@ def test_embeddings_are_torchs(loaded: tuple[Any, Params, WordPiece]) -> None:
     got, wanted = embed_sentences(SENTENCES), reference(token, valid)
     np.testing.assert_allclose(got, wanted, atol=1e-4)
     assert (got * wanted).sum(-1).min() > 1 - 1e-6
+
+
+@with_minilm
+def test_states_of_tokens_have_the_sentences_embedding_as_their_mean(loaded: tuple[Any, Params, WordPiece]) -> None:
+    weights = {name.replace("attention.self", "attention"): x for name, x in load_weights(MINILM_WEIGHTS).items()}
+    for sentence, wanted in zip(SENTENCES, embed_sentences(SENTENCES), strict=True):
+        mean = encode_ids(weights, loaded[2].ids(sentence)).mean(axis=0)
+        np.testing.assert_allclose(mean / np.linalg.norm(mean), wanted, atol=1e-6)
+
+
+@with_minilm
+def test_a_program_reads_any_sentence_and_refuses_one_of_too_many_tokens() -> None:
+    reader, rows = TokenStates(max_words=13), np.stack([as_bytes(text, 64) for text in SENTENCES[:4]])
+    program = jax.jit(reader.tokens_of)
+    states = np.asarray(program(rows.reshape(2, 2, 64)))
+    assert states.shape == (2, 2, 13, 384)
+    found = states.reshape(4, 13, 384)
+    assert (np.abs(found).sum(axis=-1) > 0).sum(axis=-1).tolist() == [10, 13, 9, 8]
+    read = found[0, :10]
+    np.testing.assert_allclose([read.mean(axis=-1), read.std(axis=-1)], [[0.0] * 10, [1.0] * 10], atol=1e-5)
+    np.testing.assert_array_equal(reader.encode(rows), found)
+    with pytest.raises(ValueError, match=r"an instruction has at most 13 tokens, got 15: 'someone"):
+        reader.encode(as_bytes("someone plays the guitar, and nobody at all is listening to it", 64))
 
 
 @with_minilm

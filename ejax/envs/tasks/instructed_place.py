@@ -6,6 +6,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from ejax.envs.description import EnvDescription, Feature
@@ -23,7 +24,18 @@ from ejax.envs.tasks.grasp_task import (
     is_set_down,
     make_grasp_model,
 )
-from ejax.envs.tasks.place_instructions import BYTES, COLOURS, LENGTH, MEANING, ZONES, Split, pairs, wordings
+from ejax.envs.tasks.place_instructions import (
+    BYTES,
+    COLOURS,
+    LENGTH,
+    MEANING,
+    ZONES,
+    Split,
+    Wordings,
+    pairs,
+    table,
+    wordings,
+)
 from ejax.numerics.text import as_text
 from ejax.types import Array, Key
 
@@ -93,7 +105,7 @@ class InstructedPlaceRL(GraspTask):
 
     text = MappingProxyType({"instruction": LENGTH})
 
-    wordings: Split = "train"
+    wordings: Wordings = "train"
     pairs: Split = "train"
     instruction: Literal["right", "shuffled"] = "right"
     episode_length: int = 80
@@ -176,6 +188,13 @@ class InstructedPlaceRL(GraspTask):
     def caption(self, state: InstructedPlaceState) -> str:
         return as_text(state.instruction)
 
+    def ending(self, state: InstructedPlaceState) -> str:
+        """Name what the policy went for: the cubes that it lifted, and the zones in which they stand now."""
+        placed, lifted = self._is_placed(state), np.flatnonzero(state.was_lifted)
+        ends = {cube: next((f"{ZONES[z]} zone" for z in np.flatnonzero(placed[cube])), "no zone") for cube in lifted}
+        colours = {cube: list(COLOURS)[state.colours[cube]] for cube in lifted}
+        return ", ".join(f"{colours[cube]} cube: {ends[cube]}" for cube in lifted) or "nothing lifted"
+
     def _draw_task(self, key: Key) -> dict[str, Array]:
         key_pair, key_cube, key_other, key_wording, key_named = jax.random.split(key, 5)
         colour, zone = _draw_one(key_pair, jnp.asarray(pairs(self.pairs), jnp.int32))
@@ -183,7 +202,8 @@ class InstructedPlaceRL(GraspTask):
         other = (colour + jax.random.randint(key_other, (), 1, len(COLOURS))) % len(COLOURS)
         cube = jax.random.randint(key_cube, (), 0, len(CUBES))
         colours = jnp.where(jnp.arange(len(CUBES)) == cube, colour, other)
-        wording = _draw_one(key_wording, jnp.asarray(wordings(self.wordings), jnp.int32))
+        sentences = table(self.wordings)
+        wording = jax.random.randint(key_wording, (), 0, len(sentences))
         named_colour, named_zone = colour, zone
         if self.instruction == "shuffled":
             key_colour, key_zone = jax.random.split(key_named)
@@ -192,7 +212,7 @@ class InstructedPlaceRL(GraspTask):
             "colours": colours,
             "target_cube": cube,
             "target_zone": zone,
-            "instruction": jnp.asarray(BYTES)[wording, named_colour, named_zone],
+            "instruction": jnp.asarray(sentences)[wording, named_colour, named_zone],
         }
 
     def observe(self, world: World) -> dict[str, Array]:

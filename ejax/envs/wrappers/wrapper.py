@@ -84,6 +84,9 @@ class EnvWrapper:
         """Return a video's text, empty where the inner environment has none."""
         return caption_of(self.inner, self.inner_state(state))
 
+    def ending(self, state: PyTree) -> str:
+        return self.inner.ending(self.inner_state(state))
+
 
 @struct.dataclass(kw_only=True)
 class ObservedState:

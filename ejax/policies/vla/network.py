@@ -21,6 +21,7 @@ from ejax.policies.mlp import MLP, NetworkConfig, dense_product, own_precision, 
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import flatten_observation
 from ejax.policies.pretrained.efficientnet import EfficientNetLite0
+from ejax.policies.pretrained.token_states import TokenStates
 from ejax.policies.vision import KERNELS, STRIDES, patches, spatial_softmax
 from ejax.policies.vla.config import LoraConfig, ModelConfig
 from ejax.policies.vla.words import UNKNOWN, Words
@@ -28,7 +29,6 @@ from ejax.types import Array, PyTree
 
 Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array, Array]
 """Keys and values [B, P, H, d] of each block, presence [B, P] bool of its P tokens, and the numbers' token [B, W]."""
-SENTENCE_FEATURES = 384
 FREQUENCIES = tuple(2.0**i * math.pi / 16 for i in range(16))
 """Angular frequencies of τ, always in float32: the highest ones enlarge rounding."""
 SHARPNESS = 10.0
@@ -110,21 +110,22 @@ class VLANetwork(nn.Module):
     config: ModelConfig
     horizon: int
     action_dim: int
-    words: Words
+    words: Words | TokenStates
     normalize: bool = False
     initial_log_std: float = 0.0
-    sentences: tuple[str, ...] = ()
     predicted_sizes: tuple[int, ...] = ()
     """Numbers of each predicted part."""
 
     def setup(self) -> None:
         c = self.config
         self.encoders = {name: _image_tokens(c) for name in c.images}
-        if c.text_encoder.type == "minilm":
-            self.sentence_tokens = SentenceTokens(self.words, self.sentences, c.width)
+        if isinstance(self.words, TokenStates):
+            self.sentence_tokens = Linear(c.width)
         else:
             self.word_embedding = nn.Embed(self.words.num_tokens, c.width, embedding_init=nn.initializers.normal(0.2))
             self.word_place = self.param("word_place", _normal, (self.words.max_words, c.width))
+        if c.image_encoder.type == "pointers":
+            self.pointers = Pointers(c.image_encoder.num_pointers, c.width)
         if self.normalize:
             self.normalizer = ObsNormalizer()
         self.number_in, self.number_out = Linear(2 * c.width), Linear(c.width)
@@ -151,12 +152,16 @@ class VLANetwork(nn.Module):
         if self.normalize:
             numbers = self.normalizer(numbers, observe=observe)
         text, read = self._text(obs)
-        summary = jnp.sum(text * read[..., None], axis=1)  # a plain sum: pictures need the words before the trunk
-        if c.text_encoder.summary == "mean":
-            summary = summary / jnp.maximum(jnp.sum(read, axis=1, keepdims=True), 1)
+        if c.image_encoder.type == "pointers":
+            summary, words = self.pointers(text, read), []
+        else:
+            summary = jnp.sum(text * read[..., None], axis=1)  # a plain sum: pictures need the words before the trunk
+            if c.text_encoder.summary == "mean":
+                summary = summary / jnp.maximum(jnp.sum(read, axis=1, keepdims=True), 1)
+            words = [text]
         seen = [self.encoders[name](obs[name], summary) for name in c.images]
-        tokens = [*(token for token, _ in seen), text]
-        present = [*(jnp.ones(each.shape[:2], bool) for each in tokens[:-1]), read]
+        tokens = [*(token for token, _ in seen), *words]
+        present = [*(jnp.ones(token.shape[:2], bool) for token, _ in seen), *([read] if words else [])]
         # places, like joint angles, are numbers: they come with them too, so that a difference is one product
         numbers = jnp.concatenate([numbers, *(places for _, places in seen)], axis=-1)
         number = self.number_out(jax.nn.silu(self.number_in(numbers)))
@@ -181,9 +186,8 @@ class VLANetwork(nn.Module):
     def _text(self, obs: PyTree) -> tuple[Array, Array]:
         """Return tokens of the instruction [B, T, W], and which are read, [B, T] bool: those known to training."""
         number = self.words.tokens_of(obs[self.config.text])
-        if self.config.text_encoder.type == "minilm":
-            token = self.sentence_tokens(number)
-            return token, jnp.ones(token.shape[:2], bool)
+        if isinstance(self.words, TokenStates):
+            return self.sentence_tokens(number), (number != 0.0).any(axis=-1)
         return self.word_embedding(number) + self.word_place[None], number > UNKNOWN
 
     def velocity(self, context: Context, x: Array, tau: Array) -> Array:
@@ -213,6 +217,8 @@ def _image_tokens(config: ModelConfig) -> nn.Module:
     encoder = config.image_encoder
     if encoder.type == "keypoints":
         return KeypointTokens(encoder.channels, config.width)
+    if encoder.type == "pointers":
+        return PointerTokens(encoder.channels, config.width)
     if encoder.type == "efficientnet":
         return EfficientNetTokens(encoder.stride, config.width)
     return PatchTokens(encoder.patch_size, config.width)
@@ -246,6 +252,52 @@ class KeypointTokens(nn.Module):
         place = jnp.stack([places[..., :count], places[..., count:]], axis=-1)
         matrix = self.param("kernel", nn.initializers.normal(1.0), (count, 2, self.width))
         tokens = jnp.einsum("bcp,cpw->bcw", place, matrix) + self.param("bias", _normal, (count, self.width))[None]
+        return tokens, places
+
+
+class Pointers(nn.Module):
+    """Tokens of an instruction [B, T, W] and those that are read [B, T] -> [B, P, W]: P parts of it, each an average
+    that learned attention weights. The parts are linear in the tokens, so that a known word in an unknown pair does as
+    in the known ones."""
+
+    count: int
+    width: int
+
+    @nn.compact
+    def __call__(self, text: Array, read: Array) -> Array:
+        query = self.param("query", nn.initializers.normal(1.0), (self.count, self.width))
+        score = jnp.einsum("pw,btw->bpt", query, Linear(self.width, name="key")(text)) / math.sqrt(self.width)
+        share = jax.nn.softmax(jnp.where(read[:, None], score, -1e30), axis=-1)
+        return jnp.einsum("bpt,btw->bpw", share, Linear(self.width, name="value")(text))
+
+
+class PointerTokens(nn.Module):
+    """uint8 [B, H, W, 3] -> [B, P, width], places [B, 2·P]: a token for where each part of the instruction points.
+
+    The place is E_softmax[(x, y)] in ±1 of the product of a part and the picture's features, which know where they are
+    and nothing of the instruction. Source: the attention of Bahdanau et al. 2015, its average a place.
+    """
+
+    channels: tuple[int, int, int]
+    width: int
+
+    @nn.compact
+    def __call__(self, image: Array, parts: Array) -> tuple[Array, Array]:
+        """Encode pictures for the ``parts`` [B, P, F] of an instruction."""
+        x = image.astype(jnp.float32) / 127.5 - 1.0
+        x = jnp.concatenate([x, COLOUR * (x - x.mean(axis=-1, keepdims=True))], axis=-1)
+        for i, (size, kernel, stride) in enumerate(zip(self.channels, KERNELS, STRIDES, strict=True)):
+            x = nn.Dense(size, dot_general=dense_product, name=f"conv_{i}")(patches(x, kernel, stride))
+            if i == 2:  # what is left, right or between is so by its place
+                x = x + self.param("place", _normal, (*x.shape[1:3], size))[None]
+            x = nn.relu(x)
+        x = Linear(self.width, name="feature")(x)
+        count, size = parts.shape[1], x.shape[-1]
+        score = SHARPNESS * jnp.einsum("bhwf,bpf->bhwp", x, Linear(size, name="part")(parts))
+        places = spatial_softmax(score)
+        place = jnp.stack([places[..., :count], places[..., count:]], axis=-1)
+        matrix = self.param("kernel", nn.initializers.normal(1.0), (count, 2, self.width))
+        tokens = jnp.einsum("bpc,pcw->bpw", place, matrix) + self.param("bias", _normal, (count, self.width))[None]
         return tokens, places
 
 
@@ -287,27 +339,6 @@ class EfficientNetTokens(nn.Module):
         x = x.reshape(image.shape[0], -1, x.shape[-1])
         tokens = Linear(self.width, name="project")(x) + self.param("place", _normal, (x.shape[1], self.width))[None]
         return tokens, jnp.zeros((x.shape[0], 0))
-
-
-class SentenceTokens(nn.Module):
-    """Word tokens int32 [B, L] -> [B, 1, width]: a token of the known sentence, whose embedding is in ``frozen``. Those
-    of an unknown sentence are zeros."""
-
-    words: Words
-    sentences: tuple[str, ...]
-    width: int
-
-    @nn.compact
-    def __call__(self, token: Array) -> Array:
-        shape = (len(self.sentences), SENTENCE_FEATURES)
-        table = self.variable(
-            "frozen", "sentences", lambda: nn.initializers.normal(0.05)(self.make_rng("params"), shape)
-        )
-        known = jnp.asarray(np.stack([self.words.encode(sentence) for sentence in self.sentences]))
-        same = (token[:, None] == known[None]).all(axis=-1)
-        row = jnp.argmax(same, axis=-1)
-        embedding = jnp.where(same.any(axis=-1)[:, None], table.value[row], 0.0)
-        return Linear(self.width, name="project")(embedding)[:, None]
 
 
 _normal = nn.initializers.normal(0.02)

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,10 +13,11 @@ import numpy as np
 from flax import traverse_util
 
 from ejax.distributions import Normal, action_spec
-from ejax.numerics.text import as_bytes, as_text
+from ejax.numerics.text import as_bytes
 from ejax.policies.heads import clip_like_torch
+from ejax.policies.pretrained.token_states import TokenStates
 from ejax.policies.record import PolicyKind, find_policy
-from ejax.policies.vla.config import ModelConfig, VLAConfig
+from ejax.policies.vla.config import ModelConfig, TextEncoderConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.lerobot_folder import folder_kind
 from ejax.policies.vla.lerobot_policy import LEAVE_OUT, UNREAD, make_of
@@ -40,18 +41,16 @@ class VLAPolicy:
         action_dim: A, numbers of one action.
         instruction: for observations that have no text; uint8 bytes, as a tuple.
         action_std_init: of a Gaussian head.
-        sentences: the instructions that a sentence encoder embeds, each once.
         predicted_sizes: numbers of each part in ``model.predicts``.
     """
 
     model: ModelConfig
     horizon: int
     action_dim: int
-    words: Words
+    words: Words | TokenStates
     instruction: tuple[int, ...] | None = None
     action_std_init: float = 0.1
     normalize: bool = False
-    sentences: tuple[str, ...] = ()
     predicted_sizes: tuple[int, ...] = ()
 
     @property
@@ -81,19 +80,14 @@ class VLAPolicy:
 
     @property
     def text(self) -> str | None:
-        by_word = self.instruction is None and self.model.text_encoder.type == "words"
+        by_word = self.instruction is None and isinstance(self.words, Words)
         return self.model.text if by_word else None
-
-    @cached_property
-    def known_sentences(self) -> frozenset[bytes]:
-        """Tokens of ``sentences``."""
-        return frozenset(self.words.encode(sentence).tobytes() for sentence in self.sentences)
 
     @cached_property
     def network(self) -> Any:  # a VLANetwork: flax types what ``apply`` returns by all that it may return
         initial_log_std = math.log(self.action_std_init)
         sizes = (self.model, self.horizon, self.action_dim)
-        return VLANetwork(*sizes, self.words, self.normalize, initial_log_std, self.sentences, self.predicted_sizes)
+        return VLANetwork(*sizes, self.words, self.normalize, initial_log_std, self.predicted_sizes)
 
     def without_lora(self) -> "VLAPolicy":
         """Policy for the merged weights."""
@@ -145,17 +139,9 @@ class VLAPolicy:
         return rows, batch
 
     def check_obs(self, obs: PyTree) -> None:
-        """Refuse an instruction without an embedding, which the program would take for zeros; outside programs."""
-        if not self.sentences or self.instruction is not None:
-            return
-        text = np.asarray(obs[self.model.text])
-        for sentence in map(as_text, np.unique(text.reshape(-1, text.shape[-1]), axis=0)):
-            if self.words.encode(sentence).tobytes() not in self.known_sentences:
-                raise ValueError(
-                    f"the sentence encoder (text_encoder.type: minilm) has no embedding of {sentence!r}, only those of "
-                    f"the environment's {len(self.sentences)} instructions, such as {self.sentences[0]!r}; give one of "
-                    "them, let the environment's description list it and train again, or use text_encoder.type: words"
-                )
+        """Refuse a text of too many tokens; outside programs, whose error would be JAX's."""
+        if isinstance(self.words, TokenStates) and self.instruction is None:
+            self.words.encode(np.asarray(obs[self.model.text]))
 
 
 def _touch_all(network: VLANetwork, obs: PyTree) -> None:
@@ -174,7 +160,6 @@ def make(
     action_space: gymnasium.Space,
     observation_space: gymnasium.Space,
     instructions: tuple[str, ...] = (),
-    held_out_instructions: tuple[str, ...] = (),
     actor_obs_normalization: bool = False,
 ) -> Any:
     """Make the policy that ``policy.vla_config`` describes, for these spaces.
@@ -198,27 +183,30 @@ def make(
     fixed = vla_config.instruction
     if fixed is None and model.text not in parts:
         raise ValueError(f"the observation has no text '{model.text}', and vla_config.instruction is not given")
-    texts = [fixed] if fixed is not None else [*instructions, *held_out_instructions]
-    whole_sentences = model.text_encoder.type == "minilm"
-    # a held-out word is to be unknown, a held-out sentence only untrained
-    words = model.text_encoder.vocabulary or vocabulary_of(texts if whole_sentences or fixed else instructions)
-    if not words:
-        raise ValueError("there are no words: give model_config.text_encoder.vocabulary, or vla_config.instruction")
-    longest = max(texts, key=lambda each: len(split(each)), default="")
-    if len(split(longest)) > model.text_encoder.max_words:
-        text = f"model_config.text_encoder.max_words is {model.text_encoder.max_words}, but an instruction has"
-        raise ValueError(f"{text} {len(split(longest))} words: {longest!r}; give at least as many")
     return VLAPolicy(
         model,
         horizon,
         size // horizon,
-        Words(tuple(words), model.text_encoder.max_words),
+        _reader(model.text_encoder, instructions if fixed is None else (fixed,)),
         None if fixed is None else tuple(as_bytes(fixed, len(fixed.encode())).tolist()),
         vla_config.action_std_init,
         actor_obs_normalization,
-        tuple(sorted(set(texts))) if whole_sentences else (),
         tuple(math.prod(parts[name].shape or ()) for name in model.predicts),
     )
+
+
+def _reader(encoder: TextEncoderConfig, texts: Sequence[str]) -> Words | TokenStates:
+    """Make what reads instructions. Raises ValueError for no words, or one of ``texts`` with too many."""
+    if encoder.type == "minilm":
+        return TokenStates(encoder.weights, encoder.max_words)
+    words = encoder.vocabulary or vocabulary_of(texts)
+    if not words:
+        raise ValueError("there are no words: give model_config.text_encoder.vocabulary, or vla_config.instruction")
+    longest = max(texts, key=lambda each: len(split(each)), default="")
+    if len(split(longest)) > encoder.max_words:
+        text = f"model_config.text_encoder.max_words is {encoder.max_words}, but an instruction has"
+        raise ValueError(f"{text} {len(split(longest))} words: {longest!r}; give at least as many")
+    return Words(tuple(words), encoder.max_words)
 
 
 def _parts_of(model: ModelConfig, observation_space: gymnasium.Space) -> Mapping[str, gymnasium.Space]:
