@@ -29,8 +29,8 @@ class ImageEncoderConfig(StrictModel):
     frozen EfficientNet-Lite0's features."""
     channels: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 32, 32)
     """keypoints, pointers: of the convolutions."""
-    num_pointers: PositiveInt = 4
-    """pointers: how many, at least as many as the things that an instruction names."""
+    num_pointers: PositiveInt = 16
+    """pointers: how many; more than the things that an instruction names, since not all of them find one."""
     patch_size: PositiveInt = 8
     """patches: edge of a square, pixels; divides height and width."""
     stride: Literal[8, 16, 32] = 16
