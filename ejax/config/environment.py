@@ -27,7 +27,7 @@ from ejax.types import PHASES
 _REFUSED = (TypeError, ValueError, ArithmeticError, ImportError)  # what a class may raise at wrong arguments
 _GIVEN = {
     *PolicyConfig.model_fields.keys() - {"name"},
-    *("action_spec", "action_space", "observation_space", "instructions", "held_out_instructions"),
+    *("action_spec", "action_space", "observation_space", "instructions"),
 }
 """Arguments of a policy's class that ejax fills."""
 

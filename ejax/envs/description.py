@@ -33,8 +33,6 @@ class EnvDescription:
     """Paths of the arrays that are text: its UTF-8 bytes, and zeros after it."""
     instructions: tuple[str, ...] = ()
     """Texts that those arrays may hold in training, sorted: a policy's vocabulary."""
-    held_out_instructions: tuple[str, ...] = ()
-    """Texts for testing alone, sorted."""
     action: tuple[Feature, ...] | None = None
     """The numbers of one decision. None: not known."""
     control_period: float | None = None

@@ -103,7 +103,6 @@ def make_policy(config: PolicyConfig, env: Env | HostEnv, **networks: Any) -> Po
         "mirror": getattr(env, "mirror", None),
         **config.memories,
         "instructions": about.instructions,
-        "held_out_instructions": about.held_out_instructions,
         **networks,
     }
     make = config.record.make

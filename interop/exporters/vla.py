@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from ejax.envs.actions import ActionForm
 from ejax.policies.pretrained.efficientnet import BLOCKS, blocks_to
 from ejax.policies.vision import KERNELS, STRIDES
-from ejax.policies.vla.network import COLOUR, CRITIC, FREQUENCIES, NEAREST, PREDICTION, SENTENCE_FEATURES, SHARPNESS
+from ejax.policies.vla.network import COLOUR, CRITIC, FREQUENCIES, NEAREST, PREDICTION, SHARPNESS
 from ejax.policies.vla.policy import LOG_STD_RANGE, VLAPolicy
 from ejax.policies.vla.words import Words
 from ejax.types import Array, Params
@@ -65,6 +65,9 @@ def _describe(policy: VLAPolicy, leaves: Mapping[str, Any], paths: Paths) -> tup
     """Describe the policy with products of float32, which is what is exported."""
     policy = replace(policy, model=policy.model.model_copy(update={"torch_dtype": "float32"}))
     model = policy.model
+    if not isinstance(policy.words, Words) or model.image_encoder.type == "pointers":
+        parts = f"{model.text_encoder.type} and {model.image_encoder.type}"
+        raise ValueError(f"an export reads words, and pictures without pointers; this policy has {parts}")
     if taken := {TOKENS, NOISE} & {*model.images, *model.numbers}:
         raise ValueError(f"an export has its own inputs called {', '.join(sorted(taken))}; rename the observation's")
     sentence = bytes(policy.instruction).decode() if policy.instruction is not None else None
@@ -78,9 +81,6 @@ def _describe(policy: VLAPolicy, leaves: Mapping[str, Any], paths: Paths) -> tup
         max_words=policy.words.max_words,
         num_tokens=policy.words.num_tokens,
         text_mean=model.text_encoder.summary == "mean",
-        sentences=policy.sentences,
-        sentence_tokens=tuple(tuple(policy.words.encode(sentence).tolist()) for sentence in policy.sentences),
-        sentence_width=SENTENCE_FEATURES if policy.sentences else 0,
         image_encoder=_image_tokens_spec(policy),
         normalized=policy.normalize,
         width=model.width,

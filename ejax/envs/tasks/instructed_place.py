@@ -28,7 +28,6 @@ from ejax.envs.tasks.place_instructions import (
     BYTES,
     COLOURS,
     LENGTH,
-    MEANING,
     ZONES,
     Split,
     Wordings,
@@ -134,11 +133,7 @@ class InstructedPlaceRL(GraspTask):
 
     @property
     def description(self) -> EnvDescription:
-        return replace(
-            super().description,
-            instructions=self.instructions,
-            held_out_instructions=tuple(sorted(set(MEANING) - set(self.instructions))),
-        )
+        return replace(super().description, instructions=self.instructions)
 
     def start(self, key: Key) -> InstructedPlaceState:
         key_cubes, key_turns, key_zones, key_task = jax.random.split(key, 4)
