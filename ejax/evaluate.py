@@ -103,8 +103,9 @@ def _imagine(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str
     from ejax.play.counterfactual import counterfactual_run
 
     others = ("chunks", "engine", "explain", "tolerance", "json", "video", "episode_choice", "samples", "no_gait")
+    names = {"samples": "sample"}
     if unheeded := [name for name in (*others, *shifts) if getattr(args, name) not in (None, False)]:
-        text = f"--{unheeded[0].replace('_', '-')} goes without --counterfactual"
+        text = f"--{names.get(unheeded[0], unheeded[0]).replace('_', '-')} goes without --counterfactual"
         raise ValueError(f"{text}: it plays each instruction from the same starts")
     options.pop("num_envs")  # each start is a row
     found = counterfactual_run(args.run, args.overrides, sentences=args.counterfactual, **options)

@@ -28,7 +28,7 @@ _MAX_SCENES = 8
 
 
 @dataclass(frozen=True)
-class _Instructed:
+class InstructedPolicy:
     """A policy that reads another text than the observation's: the second of its variables, uint8 [L]."""
 
     policy: Policy
@@ -94,7 +94,7 @@ def counterfactual_run(
             raise ValueError("--counterfactual: this policy reads no text of an observation")
         first_seed = config.trainer.eval_seed if seed is None else seed
         length = max(len(each.encode()) for each in sentences)
-        instructed: Any = _Instructed(policy, part)
+        instructed: Any = InstructedPolicy(policy, part)
         ending = cast("Any", env).ending
         starts, ends, outcomes = list[str](), list[list[str]](), list[list[str]]()
         for i, sentence in enumerate(sentences):

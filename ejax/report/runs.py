@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Base64Bytes, BaseModel
+from pydantic import BaseModel, Field
 
 from ejax.logs.best import Best, improves
 from ejax.logs.charts import LARGEST
@@ -46,13 +46,16 @@ class _Export(BaseModel):
     versions: dict[str, str]
 
 
+_Base64 = Annotated[str, Field(pattern="^[A-Za-z0-9+/=]+$")]
+
+
 class _Counterfactual(BaseModel):
     """Each sentence from the same starts: pictures are PNG in base64, outcomes and ends [sentences][starts]."""
 
     sentences: list[str]
     outcomes: list[list[str]]
-    starts: list[Base64Bytes]
-    ends: list[list[Base64Bytes]]
+    starts: list[_Base64]
+    ends: list[list[_Base64]]
 
 
 class _Evaluation(BaseModel):

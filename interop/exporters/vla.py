@@ -65,9 +65,8 @@ def _describe(policy: VLAPolicy, leaves: Mapping[str, Any], paths: Paths) -> tup
     """Describe the policy with products of float32, which is what is exported."""
     policy = replace(policy, model=policy.model.model_copy(update={"torch_dtype": "float32"}))
     model = policy.model
-    if not isinstance(policy.words, Words) or model.image_encoder.type == "pointers":
-        parts = f"{model.text_encoder.type} and {model.image_encoder.type}"
-        raise ValueError(f"an export reads words, and pictures without pointers; this policy has {parts}")
+    if model.image_encoder.type == "pointers":
+        raise ValueError("the twin has no image_encoder.type: pointers yet; export another policy")
     if taken := {TOKENS, NOISE} & {*model.images, *model.numbers}:
         raise ValueError(f"an export has its own inputs called {', '.join(sorted(taken))}; rename the observation's")
     sentence = bytes(policy.instruction).decode() if policy.instruction is not None else None
@@ -78,8 +77,8 @@ def _describe(policy: VLAPolicy, leaves: Mapping[str, Any], paths: Paths) -> tup
         text=model.text,
         paths=paths,
         instruction=sentence,
-        max_words=policy.words.max_words,
-        num_tokens=policy.words.num_tokens,
+        max_words=_words(policy).max_words,
+        num_tokens=_words(policy).num_tokens,
         text_mean=model.text_encoder.summary == "mean",
         image_encoder=_image_tokens_spec(policy),
         normalized=policy.normalize,
@@ -127,6 +126,12 @@ def _state_dict(policy: VLAPolicy, params: Params) -> StateDict:
     return state_dict
 
 
+def _words(policy: VLAPolicy) -> Words:
+    if not isinstance(policy.words, Words):
+        raise ValueError("the twin has no text_encoder.type: minilm yet; export a policy of words")
+    return policy.words
+
+
 class _Tokens(Words):
     """The tokenizer of a policy that is given tokens."""
 
@@ -136,7 +141,7 @@ class _Tokens(Words):
 
 def _token_actor(policy: VLAPolicy) -> Any:
     """Make the policy of merged weights, without a critic, whose text is tokens already, int32 [..., max_words]."""
-    words = _Tokens(policy.words.vocabulary, policy.words.max_words)
+    words = _Tokens(_words(policy).vocabulary, _words(policy).max_words)
     model = policy.model.model_copy(update={"critic": False, "lora": None})
     return replace(policy, model=model, words=words, instruction=None)
 
@@ -158,7 +163,7 @@ def _draw_cases(
     observations |= adversarial_observations(parts, feature_ranges(parts, space, spec), spec)
     some = {name: np.take(x, np.arange(_NUM_ROWS), axis=0, mode="wrap") for name, x in parts.items()}
     observations |= {kind: dict(some) for kind in (("texts", "sampled") if spec.head == "flow" else ("texts",))}
-    adversarial = adversarial_texts(policy.words.vocabulary, policy.words.max_words)
+    adversarial = adversarial_texts(_words(policy).vocabulary, _words(policy).max_words)
     length = max(map(len, (*own, *adversarial))) + 1
     for name, obs in observations.items():
         rows = len(next(iter(obs.values())))
@@ -168,7 +173,7 @@ def _draw_cases(
         starts = {"sampled": rng.normal(size=shape), "edges": rng.choice((-_FAR, 0.0, _FAR), shape)}
         if spec.head == "flow":
             obs[NOISE] = starts.get(name, np.zeros(shape)).astype(np.float32)
-    tokenizer = Tokenizer.from_json(policy.words.to_json())
+    tokenizer = Tokenizer.from_json(_words(policy).to_json())
     instructed: Any = replace(policy, instruction=None)
 
     def tokenized(given: Arrays) -> Arrays:
@@ -180,9 +185,9 @@ def _draw_cases(
 def _text_documents(policy: VLAPolicy, seen: Arrays) -> dict[str, Any]:
     """``tokenizer.json``, and ``texts.json`` with JAX's tokens."""
     own = sorted(set(_texts(policy, seen)))[:_MAX_TEXTS]
-    texts = [*own, *adversarial_texts(policy.words.vocabulary, policy.words.max_words)]
-    tokens = np.asarray(policy.words.tokens_of(jnp.asarray(_padded(texts, max(map(len, texts)) + 1))))
-    return {TOKENIZER: policy.words.to_json(), TEXTS: texts_document(texts, tokens)}
+    texts = [*own, *adversarial_texts(_words(policy).vocabulary, _words(policy).max_words)]
+    tokens = np.asarray(_words(policy).tokens_of(jnp.asarray(_padded(texts, max(map(len, texts)) + 1))))
+    return {TOKENIZER: _words(policy).to_json(), TEXTS: texts_document(texts, tokens)}
 
 
 def _texts(policy: VLAPolicy, seen: Arrays) -> list[bytes]:

@@ -409,7 +409,7 @@ def test_onnx_runtime_gives_equal_bits_for_equal_noise_and_takes_none(keypoints:
 
 def test_states_of_tokens_and_pointers_are_not_exported_yet() -> None:
     policy, _ = build(Talk(), image_encoder={"type": "pointers", "channels": [2, 3, 4]}, head=FLOW)
-    refused(spec_of, policy, Talk(), word="without pointers")
+    refused(spec_of, policy, Talk(), word="no image_encoder.type: pointers yet")
 
 
 @needs("pt")

@@ -546,6 +546,25 @@ def test_fresh_episodes_stand_beside_the_best_and_order_the_sweep(tmp_path: Path
     assert 1.0 not in page.data["runs"][1] and page.data["sweep"][1][0] == max(max(x.values()) for x in successes)
 
 
+def test_other_instructions_in_the_same_pictures_are_drawn_below_their_starts(run: Path) -> None:
+    picture = base64.b64encode(b"png").decode()
+    shown = {"sentences": ["go <left>", "go right"], "starts": [picture] * 2, "ends": [[picture] * 2] * 2}
+    shown["outcomes"] = [["red cube: left zone", "nothing lifted"], ["red cube: right zone"] * 2]
+    facts = {"checkpoint": "a_step_1", "episodes": 4, "counterfactual": shown}
+    (run / "evaluations").mkdir(exist_ok=True)
+    (run / "evaluations" / "a_counterfactual.json").write_text(json.dumps(facts))
+    page = report(run)
+    assert page.rows["counterfactual"][1:] == [
+        ["", "at the start", "at the start"],
+        ["go <left>", "red cube: left zone", "nothing lifted"],
+        ["go right", "red cube: right zone", "red cube: right zone"],
+    ]
+    (run / "evaluations" / "a_counterfactual.json").write_text(
+        json.dumps(facts | {"counterfactual": shown | {"starts": ["no base64!"]}})
+    )
+    assert "counterfactual.starts" in report(run).text
+
+
 def test_evaluations_of_checkpoints_and_quarantined_episodes_are_shown(run: Path) -> None:
     (run / "quarantine").mkdir()
     (run / "quarantine" / "step1_row0.npz").touch()
