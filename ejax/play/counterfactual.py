@@ -1,4 +1,4 @@
-"""What a policy does with the same pictures under each of several instructions."""
+"""Play the same pictures under each of several instructions: what a policy goes for."""
 
 import base64
 import io
