@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.config import ConfigError, Problem
-from ejax.envs.wrappers.wrapper import innermost
+from ejax.envs.wrappers.rendered import RenderedEnv
+from ejax.envs.wrappers.wrapper import EnvWrapper, innermost
 from ejax.episodes import record_episodes
 from ejax.logs.console import working
 from ejax.numerics.text import as_bytes
@@ -20,7 +21,7 @@ from ejax.play.saved_policy import opened_policy, restore_policy
 from ejax.schema.plain_files import read_text, to_json
 from ejax.schema.writing import by_product, replace_file
 from ejax.training.environments import build_env
-from ejax.types import HostEnv, Key, Params, Policy, PyTree, RenderableEnv
+from ejax.types import CameraView, HostEnv, Key, Params, Policy, PyTree, RenderableEnv
 
 _SIZE = 240, 144
 """Width and height of a picture."""
@@ -95,7 +96,7 @@ def counterfactual_run(
         first_seed = config.trainer.eval_seed if seed is None else seed
         length = max(len(each.encode()) for each in sentences)
         instructed: Any = InstructedPolicy(policy, part)
-        ending = cast("Any", env).ending
+        ending, view = cast("Any", env).ending, _view(env)
         starts, ends, outcomes = list[str](), list[list[str]](), list[list[str]]()
         for i, sentence in enumerate(sentences):
             with working(f"{i + 1} of {len(sentences)}: {sentence}"):
@@ -106,10 +107,10 @@ def counterfactual_run(
                 last = np.where(done.any(axis=0), done.argmax(axis=0), len(done) - 1)
                 rows = [jax.tree.map(lambda x, at=at, n=n: x[at, n], states) for n, at in enumerate(last)]
                 outcomes.append([ending(state) for state in rows])
-                ends.append([_picture(env, state) for state in rows])
+                ends.append([_picture(env, state, view) for state in rows])
                 if not starts:
                     firsts = [jax.tree.map(lambda x, n=n: x[0, n], states) for n in range(num_episodes)]
-                    starts = [_picture(env, state) for state in firsts]
+                    starts = [_picture(env, state, view) for state in firsts]
         shown = {"sentences": sentences, "outcomes": outcomes, "starts": starts, "ends": ends}
         facts = {"checkpoint": str(path), "episodes": num_episodes * len(sentences), "seed": first_seed}
         facts |= {"overrides": list(overrides), "counterfactual": shown}
@@ -119,10 +120,19 @@ def counterfactual_run(
         return {"sentences": sentences, "outcomes": outcomes, "report": report}
 
 
-def _picture(env: RenderableEnv, state: PyTree) -> str:
+def _view(env: Any) -> CameraView | None:
+    """Return the camera of the policy's pictures. None: the environment's own."""
+    while isinstance(env, EnvWrapper):
+        if isinstance(env, RenderedEnv):
+            return env.view
+        env = env.inner
+    return None
+
+
+def _picture(env: RenderableEnv, state: PyTree, view: CameraView | None) -> str:
     """Draw a state as a page has it: a PNG in base64."""
     from PIL import Image  # few evaluations draw
 
     file = io.BytesIO()
-    Image.fromarray(env.render(state, *_SIZE)).save(file, "PNG")
+    Image.fromarray(env.render(state, *_SIZE, view)).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()

@@ -161,7 +161,7 @@ class RenderedEnv(EnvWrapper):
         return RenderedState(env=states, look=look)
 
     @functools.cached_property
-    def _view(self) -> CameraView | None:
+    def view(self) -> CameraView | None:
         if self.camera_eye is None:
             return None
         return CameraView(self.camera_eye, self.camera_target, self.camera_fovy, self.effects)
@@ -177,17 +177,17 @@ class RenderedEnv(EnvWrapper):
 
     @functools.cached_property
     def _randomizers(self) -> Randomizers:
-        return Randomizers(self.randomizers, self._view, self.width, self.height)
+        return Randomizers(self.randomizers, self.view, self.width, self.height)
 
     def _pictures(self, state: PyTree) -> dict[str, Array]:
         if self.blank:
             return {name: jnp.full((*size, 3), BLANK, jnp.uint8) for name, size in self._sizes.items()}
         if self.renderer == "mujoco":
-            draw = functools.partial(self.env.render, width=self.width, height=self.height, camera=self._view)
+            draw = functools.partial(self.env.render, width=self.width, height=self.height, camera=self.view)
             return {"image": picture_on_host(draw, state, self.width, self.height)}
         # MuJoCo draws on the host and knows no looks; the ray caster is a part of the program
         inner, look = self.inner_state(state), state.look if isinstance(state, RenderedState) else _PLAIN
-        pictures = {"image": draw_state(self.env, inner, self.width, self.height, self._view, look)}
+        pictures = {"image": draw_state(self.env, inner, self.width, self.height, self.view, look)}
         if self._wrist is not None:
             pictures["wrist"] = draw_wrist(self.env, inner, self._wrist, look)
         return pictures
