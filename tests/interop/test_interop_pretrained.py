@@ -201,6 +201,8 @@ def test_a_program_reads_any_sentence_and_refuses_one_of_too_many_tokens() -> No
     read = found[0, :10]
     np.testing.assert_allclose([read.mean(axis=-1), read.std(axis=-1)], [[0.0] * 10, [1.0] * 10], atol=1e-5)
     np.testing.assert_array_equal(reader.encode(rows), found)
+    with pytest.raises(WeightsError, match=r"nowhere\.safetensors"):
+        TokenStates("nowhere.safetensors")
     with pytest.raises(ValueError, match=r"an instruction has at most 13 tokens, got 15: 'someone"):
         reader.encode(as_bytes("someone plays the guitar, and nobody at all is listening to it", 64))
 

@@ -1,7 +1,7 @@
 """``ejax.policies.vla``: words, the flow's log-probabilities, the network, and the policy that they make."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -483,7 +483,7 @@ def test_the_error_of_what_a_policy_predicts_besides_is_added_to_the_loss() -> N
 def test_words_are_dropped_for_a_policy_that_reads_words_and_refused_for_any_other() -> None:
     options = BCConfig(loss="flow", word_dropout=0.5)
     assert not list(ALGORITHM.policy_problems(options, small()))
-    (problem,) = ALGORITHM.policy_problems(options, small(text_encoder={"type": "minilm"}))
+    (problem,) = ALGORITHM.policy_problems(options, replace(small(), instruction=(103, 111)))
     assert "reads no words" in str(problem)
 
 

@@ -6,7 +6,7 @@ second forward pass beside ``ejax.policies.pretrained.minilm``, whose tests comp
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import erf
 
 from ejax.numerics.text import as_text
-from ejax.policies.pretrained.minilm import MINILM_WEIGHTS, MiniLM, read_wordpiece
+from ejax.policies.pretrained.minilm import MINILM_WEIGHTS, MiniLM, load_minilm
 from ejax.policies.pretrained.weights import find_weights, load_weights
 from ejax.runtime.host_call import host_call
 from ejax.schema.messages import short_repr
@@ -22,6 +22,8 @@ from ejax.types import Array
 
 Weights = Mapping[str, NDArray[np.float32]]
 FEATURES, _HEADS, _LAYERS = MiniLM.features, MiniLM.heads, MiniLM.layers
+_KEPT = 4096
+"""Texts whose states are kept, 1.5 kB for each token that may be in one."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class TokenStates:
 
     weights: str | None = None
     max_words: int = 32
+
+    def __post_init__(self) -> None:
+        find_weights(self._source)  # WeightsError: there are none
 
     def tokens_of(self, text: Array) -> Array:
         """Encode texts as bytes, uint8 [..., L] in UTF-8 padded with zeros, to float32 [..., max_words, 384]: each
@@ -51,9 +56,9 @@ class TokenStates:
 def _encoder(source: str, length: int) -> Callable[[NDArray[np.uint8]], tuple[NDArray[np.float32]]]:
     """Make the host's function, uint8 [..., L] -> [..., length, 384], which keeps what it has encoded."""
     weights = {name.replace("attention.self", "attention"): x for name, x in load_weights(source).items()}
-    tokenizer = read_wordpiece(find_weights(source).parent)
+    tokenizer = load_minilm(source)[2]  # which refuses other weights
 
-    @cache
+    @lru_cache(_KEPT)
     def states(data: bytes) -> NDArray[np.float32]:
         ids = tokenizer.ids(text := as_text(np.frombuffer(data, np.uint8)))
         if len(ids) > length:
