@@ -8,6 +8,7 @@ import itertools
 import pickle
 import zlib
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Rounds(AbstractContextManager["Rounds"]):
         self._data, self._policy, self._obs, self._chunk, self._run = data, policy, obs, chunk, run
         self.folder, self._order = run / FOLDER, run / _ORDER
         self._engine: OnlineDataEngine | None = None
+        self._program: bytes | None = None
         self._facts: dict[str, float] = {}
 
     @property
@@ -65,32 +67,37 @@ class Rounds(AbstractContextManager["Rounds"]):
         Raises:
             CheckpointError: the folder goes on with other episodes than these. Exception: the expert's own.
         """
-        number, options = update // self._options.every, self._cfg()
-        task = LearnerTask(**options.task_cfg)
-        beta = self._options.beta * self._options.beta_decay**number
-        leaves = [np.asarray(x) for x in jax.tree.leaves(params)]
-        memory = [np.asarray(x) for x in jax.tree.leaves(first_memory(self._policy, task.task.num_envs))]
-        program = self._program(params, task)
-        order = Order(number, update, self._data.seed, beta, program, leaves, memory, self._chunk)
+        number = update // self._options.every
+        leaves, memory = (
+            [np.asarray(x) for x in jax.tree.leaves(tree)]
+            for tree in (params, first_memory(self._policy, self._task.task.num_envs))
+        )
+        if self._program is None:
+            self._program = self._export(params)
+        order = Order(number, update, self._data.seed, self._beta(number), self._program, leaves, memory, self._chunk)
         replace_file(self._order, pickle.dumps(order), self._run)
-        generation = self._fill(options)
+        generation = self._fill()
         make_folder(self.folder, self._run)
-        taken = list(itertools.islice(self._stream, options.buffer_size))
+        taken = list(itertools.islice(self._stream, self._cfg.buffer_size))
         if any(each.origin.generation != generation for each in taken):
             raise RuntimeError(f"round {number}: the worker's episodes are of several generations")
-        self._keep(taken, task, count, number)
-        self._facts = {"data/round": float(number), "data/beta": beta}
+        self._keep(taken, count, number)
         return count + len(taken)
 
     def state(self, count: int) -> dict[str, Any]:
-        """Identify the first ``count`` episodes, for a checkpoint."""
+        """Identify the first ``count`` episodes, for a checkpoint. CheckpointError: they are not all there."""
         if not count:
             return {"num_episodes": jnp.int32(0), "digest": jnp.uint32(0)}
-        fields = [self._reader().fields(i) for i in range(count)]
+        reader, size = self._reader(), self._cfg.buffer_size
+        if len(reader) < count:
+            text = f"{self.folder} has {len(reader)} of the {count} episodes that the checkpoint's run had"
+            raise CheckpointError(f"{text}; put them back, or start a new run")
+        fields = [reader.fields(i) for i in range(count)]
         facts = np.array([(each["length"], each["seed"]) for each in fields], np.int64)
-        size = self._cfg().buffer_size
-        self._facts |= {
-            "data/episodes": float(count),
+        self._facts = {
+            "data/round": count // size - 1.0,
+            "data/beta": self._beta(count // size - 1),
+            "data/episodes": float(min(count, self._options.max_episodes or count)),
             "data/queries": float(facts[:, 0].sum()),
             "data/learner_success": float(np.mean([each[SUCCESS] for each in fields[-size:]])),
         }
@@ -114,6 +121,15 @@ class Rounds(AbstractContextManager["Rounds"]):
     def _reader(self) -> Any:
         return open_kept("episodes", str(self.folder), "data")
 
+    def _beta(self, number: int) -> float:
+        return float(self._options.beta * self._options.beta_decay**number)
+
+    @cached_property
+    def _task(self) -> LearnerTask:
+        """The worker's task, for its forms: it makes nothing here."""
+        return LearnerTask(**self._cfg.task_cfg)
+
+    @cached_property
     def _cfg(self) -> OnlineDataEngineCfg:
         assert self._data.engine is not None, "data_problems asks for it"
         task, arguments = self._data.engine.demonstrator
@@ -122,9 +138,9 @@ class Rounds(AbstractContextManager["Rounds"]):
         given = {"task": _PLACE, "task_cfg": arguments, "gym_config": {}, "action_config": {}}
         return self._data.engine.replace(**given, refill_policy="manual", seed=0)
 
-    def _fill(self, options: OnlineDataEngineCfg) -> int:
+    def _fill(self) -> int:
         if self._engine is None:
-            self._engine = OnlineDataEngine(options)
+            self._engine = OnlineDataEngine(self._cfg)
             self._engine.start()
             self._stream = self._engine.episodes()
             return 1
@@ -132,9 +148,9 @@ class Rounds(AbstractContextManager["Rounds"]):
         self._engine.wait_for_generation(generation, _NEVER_S)
         return generation
 
-    def _program(self, params: Params, task: LearnerTask) -> bytes:
+    def _export(self, params: Params) -> bytes:
         """Serialize the learner's decisions for the worker, which has neither its code nor its device."""
-        size, form = task.task.num_envs, jax.tree.structure(params)
+        size, form = self._task.task.num_envs, jax.tree.structure(params)
         memory = first_memory(self._policy, size)
 
         def decide(leaves: list[Any], fields: dict[str, Any], memories: list[Any]) -> tuple[Any, list[Any]]:
@@ -145,7 +161,7 @@ class Rounds(AbstractContextManager["Rounds"]):
             return distribution.env_action(distribution.mode()), jax.tree.leaves(after)
 
         drawn = ("actions", "expert_actions", "rewards", "obs/image", "obs/wrist")
-        frames = {path: each for path, each in task.spec().frames.items() if path not in drawn}
+        frames = {path: each for path, each in self._task.spec().frames.items() if path not in drawn}
         fields = {path: jax.ShapeDtypeStruct((size, *shape), dtype) for path, (shape, dtype) in frames.items()}
         try:
             exported = jax.export.export(jax.jit(decide), platforms=["cpu"])(
@@ -157,12 +173,12 @@ class Rounds(AbstractContextManager["Rounds"]):
             raise ConfigError([Problem("data.dagger", text)]) from error
         return bytes(exported.serialize())
 
-    def _keep(self, taken: list[Taken], task: LearnerTask, count: int, number: int) -> None:
+    def _keep(self, taken: list[Taken], count: int, number: int) -> None:
         """Append a round's episodes, or compare them with those that are there."""
         from ejax.data.lerobot.write import EpisodeWriter  # the extra data
 
-        fps = max(1, round(1.0 / task.task.control_period))
-        with EpisodeWriter(self.folder, task.spec(), fps=fps, append=True) as writer:
+        fps = max(1, round(1.0 / self._task.task.control_period))
+        with EpisodeWriter(self.folder, self._task.spec(), fps=fps, append=True) as writer:
             there = self._reader() if writer.num_episodes > count else None
             for index, each in enumerate(taken, count):
                 fields = flatten(each.episode.fields)
