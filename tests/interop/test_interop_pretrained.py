@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from ejax.policies.pretrained.efficientnet import load_classifier, load_efficien
 from ejax.policies.pretrained.minilm import MINILM_WEIGHTS, WordPiece, embed_sentences, load_minilm
 from ejax.policies.pretrained.token_states import TokenStates, encode_ids
 from ejax.policies.pretrained.weights import WeightsError, find_weights, load_weights
-from ejax.types import Params
+from ejax.types import Array, Params
 
 torch = pytest.importorskip("torch", reason="compared with torch")
 with_efficientnet = pytest.mark.skipif(
@@ -188,6 +189,18 @@ def test_states_of_tokens_have_the_sentences_embedding_as_their_mean(loaded: tup
     for sentence, wanted in zip(SENTENCES, embed_sentences(SENTENCES), strict=True):
         mean = encode_ids(weights, loaded[2].ids(sentence)).mean(axis=0)
         np.testing.assert_allclose(mean / np.linalg.norm(mean), wanted, atol=1e-6)
+
+
+@with_minilm
+def test_a_module_encodes_the_first_sentence_that_it_reads() -> None:
+    class Reading(nn.Module):
+        @nn.compact
+        def __call__(self, text: Array) -> Array:
+            return TokenStates(max_words=11).tokens_of(text)  # of a length that nothing else has: not loaded yet
+
+    text = as_bytes(SENTENCES[0], 64)[None]
+    found = jax.jit(lambda text: Reading().apply({}, text))(text)
+    np.testing.assert_array_equal(found, TokenStates(max_words=11).encode(text))
 
 
 @with_minilm

@@ -137,7 +137,7 @@ def load_minilm(model_path: str | Path = MINILM_WEIGHTS) -> tuple[MiniLM, Any, W
     Raises WeightsError for weights that cannot be found (see ``find_weights``) or read, or are of another network, and
     ValueError for a tokenizer that is missing, no WordPiece, or has ids beyond the embedding.
     """
-    module = MiniLM()
+    module = MiniLM(parent=None)  # also where it is called inside another module
     token, valid = (jax.ShapeDtypeStruct((1,), dtype) for dtype in (jnp.int32, jnp.bool_))
     shapes = jax.eval_shape(module.init, jax.random.key(0), token, valid)
     flat = load_weights(model_path)
