@@ -19,10 +19,15 @@ EXPERT = "ejax.experts.push_cube:make_task"
 URL = "http://127.0.0.1:18765/healthz"
 ASK = f"import time, urllib.request as r; time.sleep(20); assert r.urlopen('{URL}').read() == b'OK\\n'"
 BARE = [  # environments without ejax, and what runs an export there
-    ("torch==2.13.0 numpy", ["deploy_torch.py policy", "deploy_torch.py policy --pt"]),
-    ("onnxruntime numpy", ["deploy_onnx.py policy", "robot_loop.py policy --seconds 1 --hold zero"]),
+    ("torch==2.13.0 numpy", [f"deploy_torch.py policy {way}" for way in ("", "--pt", "--torchscript")]),
+    (
+        "onnxruntime numpy",
+        ["deploy_onnx.py policy", "standalone_verify.py policy", "robot_loop.py policy --seconds 1 --hold zero"],
+    ),
+    ("jax flatbuffers numpy", ["deploy_stablehlo.py policy"]),
 ]
-DEPLOY = f"cp {Path(__file__).parents[1]}/examples/*.py . && " + " && ".join(
+_ROOT = Path(__file__).parents[1]
+DEPLOY = f"cp {_ROOT}/examples/*.py {_ROOT}/interop/standalone_verify.py . && " + " && ".join(
     f"python -m venv --clear bare && bare/bin/python -m pip install -q {packages} && "
     + " && ".join(f"bare/bin/python {script}" for script in scripts)
     for packages, scripts in BARE

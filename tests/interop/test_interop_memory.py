@@ -122,12 +122,15 @@ def test_a_run_and_its_export_are_served_alike(exported: Any) -> None:
     assert of_run["observation"][0].items() <= of_export["observation"][0].items()
 
 
-@pytest.mark.parametrize("script", ["deploy_torch", "deploy_onnx"])
+DEPLOYED = {"deploy_torch": "policy.pt2", "deploy_onnx": "policy.onnx", "deploy_stablehlo": "policy.stablehlo"}
+
+
+@pytest.mark.parametrize("script", DEPLOYED)
 def test_a_deployed_policy_remembers_as_it_did_in_jax(
     script: str, exported: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, _, directory = exported
-    if not (directory / ("policy.onnx" if script == "deploy_onnx" else "policy.pt2")).exists():
+    if not (directory / DEPLOYED[script]).exists():
         pytest.skip("not exported in this format")
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setattr(sys, "argv", [f"{script}.py", str(directory)])
