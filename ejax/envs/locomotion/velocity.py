@@ -4,40 +4,31 @@ import functools
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from flax.core import FrozenDict
-from numpy.typing import NDArray
 
 from ejax.envs.description import Feature
-from ejax.envs.locomotion.catalog import AXES, Push, VelocityTask, change_task, robot_names, velocity_task
+from ejax.envs.locomotion.catalog import VelocityTask, change_task, velocity_task
+from ejax.envs.locomotion.legged_task import LeggedTask, with_given
 from ejax.envs.locomotion.mirror import Mirror, make_mirror
-from ejax.envs.locomotion.model import LeggedModel, make_legged_model
 from ejax.envs.locomotion.motion import (
     FootTimers,
-    drive_torque,
-    follow_contacts,
     heading,
     no_contacts,
     observe_motion,
     start_timers,
 )
-from ejax.envs.locomotion.robots import FILE, robot_file
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
-from ejax.envs.mujoco.rotations import matrix_from_quaternion
-from ejax.envs.task.terms import Outcome, Term, observe_all, total
+from ejax.envs.task.terms import Outcome, total
 from ejax.envs.task.world import World
-from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.commands import Command
 from ejax.envs.terms.curricula import Part, Progress
-from ejax.envs.terms.legged import LeggedState, LeggedWorld, describe_terms
-from ejax.schema.plain_files import expanded
+from ejax.envs.terms.legged import LeggedWorld, describe_terms
 from ejax.types import Array, Key, PyTree, Timestep
 
 _SPOT = 0x5907  # folded into the key of an episode's start, for what tiles draw
@@ -59,7 +50,7 @@ class VelocityState:
 
 
 @dataclass(frozen=True)
-class VelocityRL(PhysicsTask):
+class VelocityRL(LeggedTask):
     """Task of a legged robot that follows a commanded velocity.
 
         r = Δt·Σ weight·term        q* = q⁰ + scale·clip(a, ±1) − encoder bias
@@ -86,8 +77,6 @@ class VelocityRL(PhysicsTask):
     """
 
     clips_actions = True
-    positive = ("max_episode_steps",)
-    reward_field = ""  # ``rewards`` changes the robot's own task, whose terms are functors all
     robot: str = "quadruped"
     model: str | None = None
     max_episode_steps: int = 1000
@@ -102,34 +91,13 @@ class VelocityRL(PhysicsTask):
     sim_steps_per_control: int | None = None
     functor_events: Mapping[str, Any] = FrozenDict()
 
-    def check_fields(self) -> None:
-        if self.robot not in robot_names():
-            raise ValueError(f"VelocityRL: robot must be one of {', '.join(robot_names())}, got {self.robot!r}")
-        if not isinstance(self.model, str | None):
-            raise ValueError(f"VelocityRL: model must be the path of a file, got {self.model!r}")
-        try:
-            source, _ = self.task.robot.source, self.ground
-            # a package's file is known to fit: it is not compiled before it is needed
-            _ = self.legged if source is None or source.startswith(FILE) else robot_file(source)
-        except (ModuleNotFoundError, TypeError, ValueError) as error:
-            raise ValueError(f"VelocityRL: {error}") from error
-        super().check_fields()
-
     @property
     def task(self) -> VelocityTask:
         return _changed_task(self)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
-        return self.task.terms(self.control_period)
-
-    @property
     def ground(self) -> Terrain:
         return Terrain(**self.terrain)
-
-    @property
-    def legged(self) -> LeggedModel:
-        return make_legged_model(self.task.robot, self.ground, self.task.timestep)
 
     @property
     def mirror(self) -> Mirror | None:
@@ -139,27 +107,10 @@ class VelocityRL(PhysicsTask):
         return None
 
     @property
-    def num_substeps(self) -> int:
-        given = self.sim_steps_per_control
-        return self.task.sim_steps_per_control if given is None else given
-
-    @property
-    def control_period(self) -> float:
-        return self.task.timestep * self.num_substeps
-
-    @property
-    def asset(self) -> str:
-        return self.legged.xml
-
-    @property
     def parts(self) -> dict[str, tuple[Feature, ...]]:
         robot = self.task.robot
         parts, points = {"policy": self.task.actor, "critic": self.task.critic}, self.ground.scanned.tolist()
         return {name: describe_terms(robot.joints, len(robot.feet), terms, points) for name, terms in parts.items()}
-
-    @property
-    def action_features(self) -> tuple[Feature, ...]:
-        return tuple(Feature(f"{joint} position change / action scale", "rad") for joint in self.task.robot.joints)
 
     def for_evaluation(self) -> Self:
         """Judge by the last stage of each curriculum at any time, and on all levels of tiles that rows can reach: a
@@ -190,7 +141,7 @@ class VelocityRL(PhysicsTask):
             encoder_bias=jax.random.uniform(key_bias, (num_joints,), minval=-bias, maxval=bias),
             feet=start_timers(num_feet),
             swing_peak=jnp.zeros(num_feet),
-            push_in=self._draw_push_time(key_push, self._now("push", progress)),
+            push_in=self.draw_push_time(key_push, self._now("push", progress)),
             episode_step=jnp.zeros((), jnp.int32),
             progress=progress,
         )
@@ -208,7 +159,7 @@ class VelocityRL(PhysicsTask):
         key = jax.random.wrap_key_data(progress.seed)
         _, key_command, key_push, _ = self._keys_of_start(key)
         command = self.task.command.draw(key_command, self.control_period, self._now("command", progress))
-        push_in = self._draw_push_time(key_push, self._now("push", progress))
+        push_in = self.draw_push_time(key_push, self._now("push", progress))
         if progress.spot:
             progress = replace(progress, spot=self._next_spot(ended, jax.random.fold_in(key, _SPOT)))
             moved = self._platform(progress.spot) - self._platform(started.progress.spot)
@@ -231,29 +182,14 @@ class VelocityRL(PhysicsTask):
         info = {**timestep.info, "metrics": {**metrics, **stages, **level}}
         return replace(state, progress=progress), replace(timestep, info=info)
 
-    def world(self, state: VelocityState) -> LeggedWorld:
-        return LeggedWorld(asset=self.asset, control_period=self.control_period, state=state, markers_of=self.markers)
-
-    def control(self, world: World, action: Array) -> Array:
-        robot = self.task.robot
-        scale = jnp.asarray(robot.drives.action_scale)
-        return jnp.asarray(robot.home) + scale * action - world.state.encoder_bias
-
-    def act(self, world: LeggedWorld, action: Array) -> LeggedWorld:
-        action, state = self.clip_action(action), world.state
-        target = self.control(world, action)
-        physics, readings = self.simulation.step_sensing(state.physics, target)
-        feet, contacts = follow_contacts(state.feet, self.legged, readings, self.task.timestep)
-        state = replace(state, physics=physics, action=action, feet=feet)
-        return replace(world, state=state, executed=action, contacts=contacts, target=target)
-
     def update(self, key: Key, world: LeggedWorld, before: LeggedWorld) -> LeggedWorld:
         """Push the robot if it is time, and draw the next command if it is."""
         key_push, key_command = jax.random.split(key)
         state = world.state
         if self.carries_over:
             state = replace(state, progress=state.progress.count(self.task.curriculum))
-        state, now = self._push(state, key_push), self._now("command", state.progress)
+        state = self.push_if_due(state, key_push, self._now("push", state.progress))
+        now = self._now("command", state.progress)
         command = self.task.command.after(state.command, key_command, self.control_period, now)
         return replace(world, state=replace(state, command=command))
 
@@ -271,35 +207,18 @@ class VelocityRL(PhysicsTask):
         peak = jnp.where(contacts.found, state.swing_peak, jnp.maximum(state.swing_peak, height))
         # at an episode's start there is nothing before
         before = state if world.before is None else world.before.state
-        target = motion.joint_pos if world.target is None else world.target
-        seen = LeggedState(
-            joints=robot.joints,
-            home=robot.home,
-            motion=motion,
-            contacts=contacts,
+        seen = self.see(
+            world,
+            motion,
             command=before.command.velocity,
-            action=state.action,
-            last_action=before.action,
-            joint_acc=(motion.joint_vel - before.joint_vel) / self.control_period,
-            joint_torque=drive_torque(robot, motion, target),
             base_height=motion.position[2] - height_below(self.ground, motion.position),
             scan=jnp.clip(scan, -1.0, 1.0),
             foot_height=height,
             swing_peak=peak,
-            air_time=state.feet.air_time,
-            encoder_bias=state.encoder_bias,
-            time=state.episode_step * self.control_period,
-            phase_period=task.phase_period,
-            soft_limits=jnp.asarray(_soft_limits(task, self.legged)),
-            link_masses=jnp.asarray(self.legged.model.body_mass[1:]),
         )
         # a policy sees the next command; rewards pay for the one that it acted on
         shown = replace(world, legged=replace(seen, command=command.velocity))
-        terms = self.of("observations")
-        obs = {
-            group: observe_all([each for each in terms if each.path == (group,)], shown, noise)
-            for group, noise in (("policy", key), ("critic", None))
-        }
+        obs = self.show(shown, key)
         swing_peak = jnp.where(contacts.landed, 0.0, peak)
         state = replace(state, command=command, joint_vel=motion.joint_vel, swing_peak=swing_peak)
         return replace(world, state=state, obs=obs, legged=seen)
@@ -364,24 +283,6 @@ class VelocityRL(PhysicsTask):
         curriculum = self.task.curriculum
         return progress.numbers(curriculum, part, self.task.numbers(part)) if curriculum else {}
 
-    def _draw_push_time(self, key: Key, now: Mapping[str, Array]) -> Array:
-        first, last = {**vars(self.task.push or Push()), **now}["interval"]
-        seconds = jax.random.uniform(key, (), minval=first, maxval=last)
-        return jnp.ceil(seconds / self.control_period).astype(jnp.int32)
-
-    def _push(self, state: VelocityState, key: Key) -> VelocityState:
-        if self.task.push is None:
-            return state
-        key_velocity, key_time = jax.random.split(key)
-        now = self._now("push", state.progress)
-        low, high = jnp.array([{**vars(self.task.push), **now}[axis] for axis in AXES]).T
-        change = jax.random.uniform(key_velocity, (6,), minval=low, maxval=high)
-        state = replace(state, push_in=state.push_in - 1)
-        physics = _with_velocity_change(state.physics, change)
-        pushed = replace(state, physics=physics, push_in=self._draw_push_time(key_time, now))
-        # drawn every step and selected: rows are due at different times
-        return jax.tree.map(lambda new, old: jnp.where(state.push_in <= 0, new, old), pushed, state)
-
 
 @functools.lru_cache(maxsize=32)
 def _changed_task(env: VelocityRL) -> VelocityTask:
@@ -392,22 +293,4 @@ def _changed_task(env: VelocityRL) -> VelocityTask:
     task = change_task(
         task, command=env.command, rewards=env.rewards, noise=env.noise, push=env.push, curriculum=env.curriculum
     )
-    # a user's file has its own collision shapes
-    if env.model is not None:
-        path = Path(expanded(env.model)).absolute()
-        task = replace(task, robot=replace(task.robot, source=f"{FILE}{path}", shapes=()))
-    return task if env.encoder_bias is None else replace(task, encoder_bias=env.encoder_bias)
-
-
-def _with_velocity_change(physics: PhysicsState, change: Array) -> PhysicsState:
-    """Change the base's velocity by ``change`` [6], linear and angular, both in the world's frame."""
-    rotation = matrix_from_quaternion(physics.qpos[3:7] / jnp.linalg.norm(physics.qpos[3:7]))
-    linear, angular = change[:3], change[3:] @ rotation
-    return replace(physics, qvel=physics.qvel.at[:6].add(jnp.concatenate([linear, angular])))
-
-
-def _soft_limits(task: VelocityTask, legged: LeggedModel) -> NDArray[np.float32]:
-    """Compute [A, 2], rad."""
-    limits = np.array([legged.model.joint(name).range for name in task.robot.joints])
-    middle, half = limits.mean(axis=1), (limits[:, 1] - limits[:, 0]) / 2.0 * task.robot.soft_limit_factor
-    return np.stack([middle - half, middle + half], axis=1).astype(np.float32)
+    return with_given(task, env.model, env.encoder_bias)
