@@ -31,6 +31,7 @@ MADE: dict[str, dict[str, Any]] = {
     "PickPlaceRL": {"episode_length": 3, "physics": "mujoco"},
     "InstructedPlaceRL": {"episode_length": 3, "physics": "mujoco"},
     "VelocityRL": {"max_episode_steps": 3, "physics": "mujoco"},
+    "TrackingRL": {"max_episode_steps": 3, "physics": "mujoco", "starts": {"by": "first"}},
     "EmbodiedEnv": {"gym_config": env_steps.gym_config("cart_pole") | {"max_episode_steps": 3}, "physics": "mujoco"},
 }
 WRAPPED: dict[str, dict[str, Any]] = {
@@ -40,7 +41,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
     "RandomizedEnv": {"events": {"noise": {"func": "add_action_noise", "mode": "reset", "params": {"noise": 0.1}}}},
 }
 """Wrappers, here around CartPoleRL."""
-SLOW = ("VelocityRL", "RenderedEnv")
+SLOW = ("VelocityRL", "TrackingRL", "RenderedEnv")
 PLAYED = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in (*MADE, *WRAPPED)]
 TASKS = [name for name in MADE if name != "EmbodiedEnv"]
 
@@ -98,6 +99,7 @@ PAID_BY_THE_STEP = {
     "CartPoleRL": "EmbodiChain's: balancing is the task",
     "PushCubeRL": "EmbodiChain's: the tool is paid for being near the cube, and the cube for coming, not for going",
     "VelocityRL": "walking is the task",
+    "TrackingRL": "tracking is the task",
 }
 
 

@@ -30,6 +30,7 @@ MARKED = [pytest.param(name, marks=[pytest.mark.slow] if case.slow else []) for 
     "quadruped pushed on rough ground@mujoco",
     "gym config of poses and a gripper@mujoco",
     "quadruped@mujoco",
+    "tracking@mujoco",
     "microduck of sticks@mujoco",
     "gym config cart_pole@mjx",
     "raycast@mujoco",

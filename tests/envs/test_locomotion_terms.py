@@ -30,6 +30,8 @@ STILL = Motion(
     upright_ang_vel=jnp.array([1.0, 2.0, 5.0]),
     link_pos=jnp.array([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0]]),
     link_vel=jnp.array([[0.0, 0.0, 0.0], [0.0, 3.0, 0.0]]),
+    link_rotation=jnp.tile(jnp.eye(3), (2, 1, 1)),
+    link_ang_vel=jnp.zeros((2, 3)),
     imu_lin_vel=jnp.array([0.7, 0.8, 0.9]),
     imu_ang_vel=jnp.array([-0.7, -0.8, -0.9]),
 )

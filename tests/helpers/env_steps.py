@@ -261,6 +261,7 @@ def _on_engines() -> dict[str, Case]:
         "gym config cart_pole": Case(env="EmbodiedEnv", cfg={"gym_config": gym_config("cart_pole")}),
         "gym config push_cube": Case(env="EmbodiedEnv", cfg={"gym_config": gym_config("push_cube")}),
         "quadruped": Case(env="VelocityRL", cfg={"robot": "quadruped", "max_episode_steps": 8}),
+        "tracking": Case(env="TrackingRL", cfg={"push": {"interval": [0.02, 0.1]}, "max_episode_steps": 8}),
     }
     quick = ("mujoco", "cart_pole@mjx")
     cases = {f"{name}@{engine}": (case, engine) for name, case in tasks.items() for engine in ENGINES}

@@ -53,6 +53,8 @@ def observe_motion(robot: LeggedRobot, legged: LeggedModel, state: PhysicsState)
     turn, turning = poses[legged.upright - 1, :3, :3], rates[legged.upright - 1, :3, :3]
     foot_pos, foot_vel = in_world(foot_b, foot_rate_b)
     link_pos, link_vel = in_world(poses[:, :3, 3], rates[:, :3, 3])
+    link_rotation = jnp.einsum("ij,ljk->lik", rotation, poses[:, :3, :3])
+    spins = jax.vmap(lambda turn, rate: _axis(rate @ turn.T))(poses[:, :3, :3], rates[:, :3, :3])
     gravity_b = -rotation[2]
     imu_lin_vel, imu_ang_vel = lin_vel @ rotation, ang_vel_b
     if robot.imu is not None:
@@ -74,6 +76,8 @@ def observe_motion(robot: LeggedRobot, legged: LeggedModel, state: PhysicsState)
         upright_ang_vel=rotation @ (ang_vel_b + _axis(turning @ turn.T)),
         link_pos=link_pos,
         link_vel=link_vel,
+        link_rotation=link_rotation,
+        link_ang_vel=(ang_vel_b[None] + spins) @ rotation.T,
         imu_lin_vel=imu_lin_vel,
         imu_ang_vel=imu_ang_vel,
     )

@@ -1,4 +1,4 @@
-"""Rewards, ends and observations of velocity tasks: functions of ``world.legged`` of one robot after a control step.
+"""Rewards, ends and observations of legged robots: functions of ``world.legged`` of one robot after a control step.
 
 Source of the formulas: mjlab 1.6 (``mjlab/tasks/velocity/mdp/rewards.py``, Apache-2.0) and Unitree's tasks on it, and
 for ANYmal C's Isaac Lab, all as in EmbodiChain 0.3.2. Symbols: c command (v_x, v_y, ω_z), v and ω the base's velocities
@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from flax import struct
+from flax.core import FrozenDict
 
 from ejax.envs.description import Feature
 from ejax.envs.task.entities import per_joint
@@ -49,13 +50,30 @@ class Motion:
     upright_ang_vel: Array  # [3]: that body's angular velocity
     link_pos: Array  # [L, 3]: all bodies of the robot; their masses are ``link_masses``
     link_vel: Array  # likewise
+    link_rotation: Array  # [L, 3, 3]: from the link's frame to the world's
+    link_ang_vel: Array  # [L, 3]
     imu_lin_vel: Array  # [3]: as the IMU has them, in its body's frame; the base's where the robot has none
     imu_ang_vel: Array  # likewise
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reference:
+    """One moment of a motion to track. World frame; m, m/s, rad, rad/s."""
+
+    joint_pos: Array  # [A]: in the policy's order
+    joint_vel: Array  # likewise
+    link_pos: Array  # [L, 3]; as those of ``Motion``
+    link_vel: Array  # likewise
+    link_rotation: Array  # [L, 3, 3]
+    link_ang_vel: Array  # [L, 3]
+    anchor: int  # The link that the others are placed by
+    bodies: tuple[int, ...]  # The K links that count
+    ends: tuple[tuple[int, tuple[float, float, float]], ...]  # Links, and points on them, m, that end an episode
+
+
+@dataclass(frozen=True, kw_only=True)
 class LeggedState:
-    """All that the terms of a velocity task are computed from."""
+    """All that the terms of a legged robot's task are computed from; without a command or a reference those are 0."""
 
     joints: tuple[str, ...]  # In the policy's order
     home: tuple[float, ...]  # rad: the positions that actions are added to
@@ -76,6 +94,7 @@ class LeggedState:
     phase_period: float  # s, of the gait that is observed
     soft_limits: Array  # [A, 2], rad
     link_masses: Array  # [L], kg
+    reference: Reference | None = None  # Of the moment itself, for rewards; the next one, for observations
 
     @property
     def offset(self) -> Array:
@@ -312,9 +331,14 @@ OBSERVATIONS = {name: read for name, (read, _) in _OBSERVED.items()}
 
 
 def describe_terms(
-    joints: Sequence[str], num_feet: int, terms: tuple[str, ...], points: Sequence[Sequence[float]] = ()
+    joints: Sequence[str],
+    num_feet: int,
+    terms: tuple[str, ...],
+    points: Sequence[Sequence[float]] = (),
+    others: Mapping[str, tuple[Numbers, ...]] = FrozenDict(),
 ) -> tuple[Feature, ...]:
-    """Name the numbers of observations, with their units. ``points``: [P, 2], m, of the height scan."""
+    """Name the numbers of observations, with their units. ``points``: [P, 2], m, of the height scan; ``others``: terms
+    that are not of this module."""
     parts = {"{joint}": list(joints), "{foot}": [f"foot {i}" for i in range(num_feet)]}
     parts["{point}"] = [f"({x:.2g}, {y:.2g})" for x, y in points]
 
@@ -325,7 +349,7 @@ def describe_terms(
     return tuple(
         Feature(f"{name} {axis}".rstrip(), unit)
         for term in terms
-        for text, axes, unit in _OBSERVED[term][1]
+        for text, axes, unit in (others[term] if term in others else _OBSERVED[term][1])
         for name in names(text)
         for axis in axes or ("",)
     )

@@ -10,7 +10,17 @@ from ejax.envs.randomization.names import CURRICULUM, REFUSED
 from ejax.envs.randomization.physics import PHYSICS
 from ejax.envs.task.terms import TermKind
 from ejax.envs.task.world import World
-from ejax.envs.terms import actions, commands, events, legged, observations, rewards, terminations, tool_actions
+from ejax.envs.terms import (
+    actions,
+    commands,
+    events,
+    legged,
+    observations,
+    rewards,
+    terminations,
+    tool_actions,
+    tracking,
+)
 from ejax.envs.terms.curricula import Stages
 from ejax.envs.terms.vocabulary import REFUSED_FUNCTORS
 from ejax.schema.messages import did_you_mean
@@ -24,13 +34,15 @@ def _by_name(functions: Iterable[Callable[..., Any]]) -> dict[str, Callable[...,
     return {each.__name__: each for each in functions}
 
 
+_OF_EJAX: tuple[Callable[..., Any], ...] = (*rewards.REWARDS, *legged.LEGGED_REWARDS, *tracking.TRACKING_REWARDS)
 TERMS: dict[TermKind, dict[str, Callable[..., Any]]] = {
     "observations": {
         **_by_name((*observations.OF_WORLD, *observations.OF_CAMERAS)),
         "get_object_pose": observations.get_rigid_object_pose,  # its newer name
         **legged.OBSERVATIONS,
+        **_by_name(tracking.TRACKING_OBSERVATIONS),
     },
-    "rewards": _by_name((*rewards.REWARDS, *legged.LEGGED_REWARDS)),
+    "rewards": _by_name(_OF_EJAX),
     "events": _by_name((*events.EVENTS, *(events.PhysicsEvent(*each) for each in PHYSICS.items()))),
     "actions": {
         "DeltaQposTerm": actions.delta_qpos,
@@ -51,7 +63,7 @@ TERMS: dict[TermKind, dict[str, Callable[..., Any]]] = {
         "ParallelGripperAction": tool_actions.parallel_gripper,
         "DefaultJointPositionTerm": actions.unbounded_default_joint_position,
     },
-    "terminations": {**terminations.TASKS, **_by_name(legged.TERMINATIONS)},
+    "terminations": {**terminations.TASKS, **_by_name((*legged.TERMINATIONS, *tracking.TRACKING_TERMINATIONS))},
     "commands": {"velocity": commands.CommandRanges},
     "curricula": {CURRICULUM: Curriculum, "stages": Stages},
 }
@@ -96,7 +108,7 @@ def find_functor(kind: TermKind, name: str) -> Callable[..., Any]:
 def find_reward(name: str) -> Callable[..., Any]:
     """Return a reward as f(world, **params); functions that are not ejax's have EmbodiChain's signature."""
     function = find_functor("rewards", name)
-    return function if function in (*rewards.REWARDS, *legged.LEGGED_REWARDS) else as_term(function)
+    return function if function in _OF_EJAX else as_term(function)
 
 
 @functools.cache  # equal configs have equal terms
