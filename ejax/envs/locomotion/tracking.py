@@ -30,7 +30,7 @@ _TABLE = Path(__file__).parents[1] / "assets" / "tracking.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Starts:
-    """Where in the clip episodes start. ``adaptive``: in B bins, of ``bin`` s or a little more, by
+    """Places in the clip where episodes start. ``adaptive``: in B bins, of ``bin`` s or a little more, by
 
         p_b ∝ Σ_u decay^u·(f_{b+u} + uniform/B),  u < kernel;    f ← (1 − rate)·f + rate·(1 at the bin of a failure)
 
