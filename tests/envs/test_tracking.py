@@ -73,7 +73,7 @@ def test_velocities_are_those_of_a_constant_twist(tmp_path: Path) -> None:
     for i, turn in enumerate(qpos[:, 3:7]):
         mujoco.mju_axisAngle2Quat(turn, np.array([0.0, 0.6, 0.8]), 2.0 * t[i])
     qpos[:, 0], qpos[:, 7] = 3.0 * t, qpos[0, 7] - 1.5 * t
-    base = {"body_pos_w": qpos[:, None, :3], "body_quat_w": qpos[:, None, 3:7]}
+    base: dict[str, Any] = {"body_pos_w": qpos[:, None, :3], "body_quat_w": qpos[:, None, 3:7]}
     np.savez(tmp_path / "own.npz", fps=[50], joint_pos=qpos[:, 7:], **base)
     clip = read_clip(tmp_path / "own.npz", ENV.legged, 0.02)
     np.testing.assert_allclose(clip.link_vel[:, 0], np.tile([3.0, 0.0, 0.0], (6, 1)), atol=1e-5)
@@ -272,7 +272,12 @@ def test_g1s_links_and_ends_are_mjlabs(tmp_path: Path) -> None:
     robot = stick_robots.G1
     rows = np.tile([0.0, 0.0, robot.height, 0.0, 0.0, 0.0, 1.0, *robot.home], (9, 1))
     np.savetxt(tmp_path / "stand.csv", rows, delimiter=",")
-    cfg = {"robot": "g1", "model": str(model), "motion": str(tmp_path / "stand.csv"), "physics": "mujoco"}
+    cfg: dict[str, Any] = {
+        "robot": "g1",
+        "model": str(model),
+        "motion": str(tmp_path / "stand.csv"),
+        "physics": "mujoco",
+    }
     env = TrackingRL(**cfg, starts=CALM)
     reference = env.reference(jnp.array(2))
     names = [env.legged.model.body(1 + i).name for i in (reference.anchor, *(link for link, _ in reference.ends))]
