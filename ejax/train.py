@@ -175,8 +175,8 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
     sampled = ", ".join(f"{mode} {number(last[tag])}" for tag, mode in PAIRS.values() if tag in last)
     skipped = f"{result.skipped_updates:.4g} of {result.num_updates}, not finite"
     facts = {
-        "of which": breakdown(result.seconds),
-        "from first to last": what_moved(result.train_history) or None,
+        "time by part": breakdown(result.seconds),
+        "first to last": what_moved(result.train_history) or None,
         **_evaluation(result.last_eval_metrics),
         f"best {config.trainer.best_eval_metric}": result.best_eval_value,
         **_of_fresh_episodes(result.fresh_eval_metrics, config.trainer.best_eval_metric),
