@@ -15,11 +15,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
@@ -253,40 +253,46 @@ class ModelRows:
             mujoco.mj_setConst(model, self._data)
 
 
-def with_parameters(model: Any, parameters: Mapping[str, Array], data: Any) -> Any:
-    """Return a model of MJX with a row's parameters. ``data``: blank, to derive numbers."""
+def with_parameters(model: Any, host_model: mujoco.MjModel, parameters: Mapping[str, Array]) -> Any:
+    """Return a model of MJX with a row's parameters. ``host_model``: what it was made of."""
     fields = {name: value for name, value in parameters.items() if name != "gravity"}
-    changed = model.replace(**fields, **derived_fields(model, parameters, data))
+    changed = model.replace(**fields, **derived_fields(host_model, parameters))
     if "gravity" in parameters:
         changed = changed.replace(opt=changed.opt.replace(gravity=parameters["gravity"]))
     return changed
 
 
-def derived_fields(model: Any, parameters: Mapping[str, Array], data: Any) -> dict[str, Array]:
-    """Return the fields that follow from a row's parameters; ``model``: MJX's, ``data``: blank."""
-    fields = {name: value for name, value in parameters.items() if name != "gravity"}
-    return constants(model.replace(**fields), data) if any(name in _INERTIAL for name in fields) else {}
+def derived_fields(model: mujoco.MjModel, parameters: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the fields that follow from a row's parameters."""
+    return constants(model, parameters) if any(name in _INERTIAL for name in parameters) else {}
 
 
-def constants(model: Any, data: Any) -> dict[str, Array]:
+def constants(model: mujoco.MjModel, parameters: Mapping[str, Array]) -> dict[str, Array]:
     """Derive from masses the numbers of ``mj_setConst`` that steps read, at qpos0, with M the mass matrix:
 
-        dof_invweight0 = diag M⁻¹       body_invweight0 = mean diag of J M⁻¹ Jᵀ, J of its centre of mass
+        M = Σ Jᵀ diag(m m m I) J + armature, J of a body's centre of mass, about its principal axes
+        dof_invweight0 = diag M⁻¹       body_invweight0 = mean diag of J M⁻¹ Jᵀ
 
-    apart for translation and rotation, and as a mean over the axes of a free or ball joint. MJX's model, blank data.
+    apart for translation and rotation, and as a mean over the axes of a free or ball joint. What qpos0 fixes, the
+    C engine computes once.
     """
-    from mujoco import mjx
-
-    data = mjx.com_pos(model, mjx.kinematics(model, data.replace(qpos=model.qpos0)))
-    data = mjx.crb(model, data)
-    mass = mjx.full_m(model, data)
-    inverse = jnp.linalg.inv(mass)
-
-    def weights(body: Array) -> Array:
-        """Return [2]: of translation and of rotation."""
-        there, about = mjx.jac(model, data, data.xipos[body], body)  # [nv, 3] each
-        return jnp.stack([jnp.einsum("ia,ij,ja->", x, inverse, x, precision="highest") for x in (there, about)]) / 3.0
-
+    given = [parameters.get(name, parameter(model, name)) for name in _INERTIAL]
+    mass, inertia, ipos, armature = (jnp.asarray(x, jnp.result_type(float)) for x in given)
+    data = mujoco.MjData(model)
+    data.qpos[:] = model.qpos0
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_comPos(model, data)
+    origin, turning = np.zeros((2, model.nbody, 3, model.nv))
+    for body in range(model.nbody):
+        mujoco.mj_jacBody(model, data, origin[body], turning[body], body)
+    precise = partial(jnp.einsum, precision="highest")  # on a GPU, too
+    arm = precise("bij,bj->bi", data.xmat.reshape(-1, 3, 3), ipos)
+    centre = origin + jnp.cross(turning, arm[:, :, None], axis=1)
+    axes = np.einsum("bij,bin->bjn", data.ximat.reshape(-1, 3, 3), turning)
+    jacobian = jnp.stack([centre, axes], axis=1)  # [nbody, 2, 3, nv], of translation and of rotation
+    inertial = jnp.stack([jnp.tile(mass[:, None], 3), inertia], axis=1)
+    matrix = precise("bkin,bki,bkim->nm", jacobian, inertial, jacobian) + jnp.diag(armature)
+    inverse = jnp.linalg.inv(matrix)
     axis_mean = np.eye(model.nv)
     for kind, start in zip(model.jnt_type, model.jnt_dofadr, strict=True):
         free, ball = kind == mujoco.mjtJoint.mjJNT_FREE, kind == mujoco.mjtJoint.mjJNT_BALL
@@ -295,10 +301,10 @@ def constants(model: Any, data: Any) -> dict[str, Array]:
     is_below = np.eye(model.nbody, dtype=bool)
     for body in range(model.nbody - 1, 0, -1):  # children have greater numbers than their parents
         is_below[model.body_parentid[body]] |= is_below[body]
-    weight, moves = jnp.diagonal(inverse), jnp.asarray(model.body_weldid != 0)[:, None]
+    weight = precise("bkin,nm,bkim->bk", jacobian, inverse, jacobian) / 3.0
     return {
-        "dof_M0": jnp.diagonal(mass),
-        "dof_invweight0": jnp.matmul(jnp.asarray(axis_mean, weight.dtype), weight, precision="highest"),
-        "body_invweight0": jnp.where(moves, jax.vmap(weights)(jnp.arange(model.nbody)), 0.0),
-        "body_subtreemass": jnp.asarray(is_below, model.body_mass.dtype) @ model.body_mass,
+        "dof_M0": jnp.diagonal(matrix),
+        "dof_invweight0": precise("nm,m->n", axis_mean, jnp.diagonal(inverse)),
+        "body_invweight0": jnp.where((model.body_weldid != 0)[:, None], weight, 0.0),
+        "body_subtreemass": precise("bc,c->b", is_below.astype(float), mass),
     }

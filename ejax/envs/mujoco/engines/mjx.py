@@ -16,9 +16,10 @@ from ejax.types import Array
 
 def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
     """Step one simulation, as ``Physics.step_sensing``, in the state's dtype."""
-    step_once, model, data = load_mjx(asset, tuple(sorted(state.parameters)))
+    names = tuple(sorted(state.parameters))
+    step_once, model, data = load_mjx(asset, names)
     with jax.numpy_rank_promotion("allow"):  # MJX counts on it
-        model = with_parameters(model, state.parameters, data)
+        model = with_parameters(model, load_accelerated_model(asset, names), state.parameters)
         data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl[: model.nu])
         if len(ctrl) > model.nu:
             marked, end = mocap_bodies(model), model.nu + 3 * model.nmocap

@@ -5,7 +5,6 @@ its geoms can make contacts, up to ``_MAX_CONTACTS``. Where these do not suffice
 NaN: one row for its constraints, all rows for shared contacts. A row that is not finite takes no places, and is NaN.
 """
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -156,29 +155,13 @@ class _Simulation:  # hashed by identity: programs of one simulation share its b
         self.contacts = max_contacts or max_num_contacts(model, pairs)
         self.constraints = max_constraints or max_num_constraints(model, self.contacts)
 
-    def derived(self, parameters: dict[str, Array]) -> dict[str, Array]:
-        """Derive what follows from a row's parameters, by MJX."""
-        return derived_fields(self._mjx[0], parameters, self._mjx[1]) if parameters else {}
-
-    @functools.cached_property
-    def _mjx(self) -> tuple[Any, Any]:
-        """The model and blank data. What is derived needs no shapes, and MJX would refuse some that Warp collides."""
-        from mujoco import mjx
-
-        model = copy.copy(self.model)
-        model.geom_type[:] = _GEOM.mjGEOM_SPHERE
-        with jax.ensure_compile_time_eval():  # kept beyond the trace that needs it first
-            mjx_model = mjx.put_model(model, impl="jax")
-            return mjx_model, mjx.make_data(mjx_model)
-
 
 def _simulate(
     simulation: _Simulation, qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]
 ) -> tuple[Array, Array, Array, Array]:
     """Step rows that are finite: (qpos, qvel, readings [N, ...], flags of what was lost [N])."""
     model, num_rows = simulation.model, len(qpos)
-    with jax.numpy_rank_promotion("allow"):  # MJX counts on it
-        derived = jax.vmap(simulation.derived, axis_size=num_rows)(parameters)
+    derived = jax.vmap(partial(derived_fields, model), axis_size=num_rows)(parameters)
     derived.pop("dof_M0", None)  # MJX's alone
     start, end = model.nu, model.nu + 3 * model.nmocap  # both parts may be missing
     placed = {"mocap_pos": ctrl[:, start:end], "mocap_quat": ctrl[:, end:]}
