@@ -39,7 +39,7 @@ def main() -> int:
         return 2
     import jax
 
-    names = ("jax", "jaxlib", "mujoco-mjx", "warp-lang")
+    names = ("jax", "jaxlib", "mujoco", "mujoco-warp", "warp-lang")
     print(jax.devices()[0].device_kind, ", ".join(f"{name} {version(name)}" for name in names), flush=True)
     _, force_there = stand("mujoco", 1)
     passed = True

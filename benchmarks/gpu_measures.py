@@ -26,8 +26,8 @@ READY = "ready"
 REPEATS = 3
 """Timings of each measurement, of which the median is reported."""
 PACKAGES = (
-    *("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "optax", "mujoco", "mujoco-mjx", "warp-lang"),
-    *("brax", "playground"),
+    *("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "optax", "mujoco", "mujoco-mjx"),
+    *("mujoco-warp", "warp-lang", "brax", "playground"),
 )
 
 

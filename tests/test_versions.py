@@ -28,7 +28,8 @@ def bounds(package: str) -> list[SpecifierSet]:
     [
         ("playground", ["0.2.0", "0.3"], ["0.1.0", "1.0.0", "1.1"]),  # 1.0 left JAX
         ("mujoco", ["3.5.0", "3.17.0", "4.0.1", "4.1"], ["4.0.0", "5.0"]),  # 4.0.0: a wrong factor of the Hessian
-        ("mujoco-mjx", ["3.17.0"], ["4.0.0"]),  # without Warp's code
+        ("mujoco-mjx", ["3.17.0"], ["4.0.0"]),
+        ("mujoco-warp", ["3.17.0", "4.0.0"], ["3.16.0", "5.0"]),  # for MuJoCo 3 and 4 alike
         ("gymnax", ["1.0.1"], ["0.0.9", "2.0"]),
     ],
 )

@@ -121,7 +121,7 @@ def test_forces_on_the_feet_are_those_of_the_contacts(name: str) -> None:
 @pytest.mark.parametrize("engine", ["mjx", "warp"])
 def test_all_engines_sense_the_same_contacts(engine: str) -> None:
     if engine == "warp":
-        pytest.importorskip("warp")
+        pytest.importorskip("mujoco_warp")
     legged = made(QUADRUPED)
     data = at_home(QUADRUPED, legged)
     state = PhysicsState(qpos=jnp.array(data.qpos, jnp.float32), qvel=jnp.zeros(legged.model.nv))

@@ -38,12 +38,13 @@ def place_of(config: RunConfig, *origin: Any) -> RunLocation:
 @pytest.mark.parametrize(
     ("platform", "packages", "engine", "why"),
     [
-        ("cpu", ("mujoco-mjx", "warp-lang"), "mujoco", "JAX computes on the CPU"),
-        ("cuda", ("mujoco-mjx", "warp-lang"), "warp", "JAX computes on CUDA, and warp-lang 1.0 is installed"),
+        ("cpu", ("warp-lang", "mujoco-warp"), "mujoco", "JAX computes on the CPU"),
+        ("cuda", ("warp-lang", "mujoco-warp"), "warp", "JAX computes on CUDA, and mujoco-warp 1.0 is installed"),
+        ("cuda", ("mujoco-mjx", "warp-lang"), "mjx", "Warp is not installed"),  # what Warp was with MuJoCo 3
         ("cuda", ("mujoco-mjx",), "mjx", "Warp is not installed: pip install -e '.[warp]' in ejax's folder"),
         ("cuda", (), "mjx", "Warp is not installed: pip install -e '.[warp]' in ejax's folder"),
-        ("tpu", ("mujoco-mjx", "warp-lang"), "mjx", "JAX computes on tpu, where Warp does not run"),
-        ("rocm", ("mujoco-mjx", "warp-lang"), "mjx", "JAX computes on rocm, where Warp does not run"),
+        ("tpu", ("warp-lang", "mujoco-warp"), "mjx", "JAX computes on tpu, where Warp does not run"),
+        ("rocm", ("warp-lang", "mujoco-warp"), "mjx", "JAX computes on rocm, where Warp does not run"),
     ],
 )
 def test_auto_goes_by_the_device_and_by_what_is_installed(
@@ -55,7 +56,7 @@ def test_auto_goes_by_the_device_and_by_what_is_installed(
 
 
 def test_a_task_that_senses_contacts_has_warp_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
+    pretend(monkeypatch, "cuda", "warp-lang", "mujoco-warp")
     settled, (note,) = resolve_physics(parse_config(tiny(env="VelocityRL")))
     assert settled.env.cfg["physics"] == "warp" and note.startswith("physics: warp, since JAX computes on CUDA")
 
@@ -67,7 +68,7 @@ def test_warp_on_a_gpu_has_its_flag_of_xla_unless_the_user_gave_another(monkeypa
     assert os.environ["XLA_FLAGS"] == "--xla_a=1"
     device_problem("cuda:0")
     assert os.environ["XLA_FLAGS"] == f"--xla_a=1 {WARP_FLAG}"
-    pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
+    pretend(monkeypatch, "cuda", "warp-lang", "mujoco-warp")
     trainer = config().trainer.model_copy(update={"device": "cuda"})
     assert (
         resolve_physics(config().model_copy(update={"trainer": trainer}))[1][-1] == f"XLA_FLAGS: --xla_a=1 {WARP_FLAG}"
@@ -84,10 +85,10 @@ def test_here_auto_is_the_c_engine_also_where_another_device_is_the_default() ->
 
 
 def test_the_config_of_a_run_names_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
+    pretend(monkeypatch, "cuda", "warp-lang", "mujoco-warp")
     settled, notes = resolve_physics(config())
     assert settled.env.cfg["physics"] == "warp" and settled.env.cfg["max_episode_steps"] == 5
-    assert notes == ("physics: warp, since JAX computes on CUDA, and warp-lang 1.0 is installed",)
+    assert notes == ("physics: warp, since JAX computes on CUDA, and mujoco-warp 1.0 is installed",)
     assert resolve_physics(settled) == (settled, ())
     assert resolve_physics(parse_config(tiny()))[1] == ()  # PointMassRL has no engine
 
@@ -126,7 +127,7 @@ def test_a_run_keeps_the_engine_it_was_begun_with_and_says_so(monkeypatch: pytes
     assert versions["notes"] == ["physics: mujoco, since JAX computes on the CPU"]
     assert "physics" not in resolved["env"]["cfg"]
 
-    pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
+    pretend(monkeypatch, "cuda", "warp-lang", "mujoco-warp")
     note = "physics: mujoco, as the run was begun; auto means warp here, since JAX computes on CUDA, and"
     place = place_of(config(), "latest", run)
     assert place.config.env.cfg["physics"] == "mujoco" and place.notes[0].startswith(note)

@@ -52,7 +52,7 @@ class Arm(MuJoCoTask):
 )
 def test_the_start_is_what_mujoco_itself_resets_to(engine: Any) -> None:
     if engine == "warp":
-        pytest.importorskip("warp")
+        pytest.importorskip("mujoco_warp")
     env = Arm(physics=engine)
     model = mujoco.MjModel.from_xml_string(MODEL)
     data = mujoco.MjData(model)

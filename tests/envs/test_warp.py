@@ -21,8 +21,13 @@ from ejax.training.build import build
 from ejax.types import Array
 
 INSTALL = how_to_install("warp")
-needs_warp = pytest.mark.skipif(INSTALL is not None, reason=f"MuJoCo Warp is not installed: {INSTALL}")
+IS_ABSENT = pytest.mark.skipif(INSTALL is not None, reason=f"MuJoCo Warp is not installed: {INSTALL}")
 ASSETS = Path(__file__).parents[2] / "ejax" / "envs" / "assets"
+
+
+def needs_warp(test: Any) -> Any:
+    """Mark a test of Warp, which compiles kernels for a minute where its cache has none."""
+    return pytest.mark.slow(IS_ABSENT(test))
 
 
 def converging() -> str:
@@ -157,6 +162,6 @@ def test_a_height_field_may_touch_in_fifty_places() -> None:
 
 
 def test_asking_for_warp_without_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "warp", None)
+    monkeypatch.setitem(sys.modules, "mujoco_warp", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[warp\]'"):
         make_step(load_model("cart_pole.xml"), 1)

@@ -43,6 +43,7 @@ _GIVEN = ("qpos", "qvel", "act", "qacc_warmstart", "mocap_pos", "mocap_quat", "c
 _KEPT = (*_GIVEN[4:], "qfrc_applied", "xfrc_applied", "eq_active", "userdata", "plugin_state", "history", "time")
 """Fields that a physics step leaves as they are."""
 _START = 1.0  # s: the time that a row's steps begin at. The engine sets a row that breaks back to 0.
+_WARP_OF_MJX = "mujoco.mjx.third_party.mujoco_warp"  # Playground steps by MJX, which has a copy
 _tracing = threading.RLock()
 _steppers: dict[str, "_Stepper"] = {}
 
@@ -169,7 +170,7 @@ def make_playground(name: str, *, max_episode_steps: int | None = None, impl: st
     if impl not in ("jax", "c", "warp"):
         raise ValueError(f"impl must be 'jax', 'c' or 'warp', got {impl!r}")
     if impl == "warp":
-        import_warp()
+        import_warp(_WARP_OF_MJX)
     library = import_library("mujoco_playground", "playground")
     registry = library.registry
     check_name("playground", name, registry.ALL_ENVS)
@@ -213,7 +214,7 @@ class _WarpEnv:
         full = [jnp.zeros(x.shape, x.dtype) if _is_shared(path) else next(rows) for path, x in leaves]
         data = jax.tree.unflatten(structure, full)
         after = self.env.step(state.replace(data=data), action)
-        lost = (after.data._impl.overflow & lost_flags()) != 0
+        lost = (after.data._impl.overflow & lost_flags(import_warp(_WARP_OF_MJX)[1])) != 0
 
         def broken(x: Any) -> Any:
             return jnp.where(lost, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.floating) else x

@@ -30,7 +30,7 @@ class EngineRecord:
 ENGINES: dict[str, EngineRecord] = {
     "mujoco": EngineRecord(title="the C engine", chosen_on=("cpu",), on_host=True),
     "mjx": EngineRecord(title="MJX", packages=("mujoco-mjx",)),
-    "warp": EngineRecord(title="Warp", chosen_on=("cuda",), packages=("mujoco-mjx", "warp-lang")),
+    "warp": EngineRecord(title="Warp", chosen_on=("cuda",), packages=("warp-lang", "mujoco-warp")),
 }
 """A new engine is a file and a row. Exactly one has no ``chosen_on``: ``auto`` means it where no other fits."""
 

@@ -6,6 +6,7 @@ NaN: one row for its constraints, all rows for shared contacts. A row that is no
 """
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -59,7 +60,7 @@ def make_step(
     """Make a pure step of one simulation; under ``vmap`` the batch is one call. It cannot be differentiated.
 
     ``max_contacts`` and ``max_constraints`` of one row are by default from the model.
-    Raises ModuleNotFoundError: MuJoCo XLA or Warp is not installed.
+    Raises ModuleNotFoundError: MuJoCo Warp is not installed.
     """
     simulate = partial(_simulate, _Simulation(model, num_substeps, max_contacts, max_constraints))
     marked = model.body_mocapid >= 0
@@ -118,23 +119,25 @@ def max_num_constraints(model: mujoco.MjModel, num_contacts: int) -> int:
     return int(num_contacts * per_contact + limits + losses + 6 * model.neq)
 
 
-def import_warp() -> Any:
-    """Import Warp with its listings kept off the console. Raises ModuleNotFoundError: it is not installed."""
+def import_warp(name: str = "mujoco_warp") -> tuple[Any, Any]:
+    """Import Warp and, by its name, MuJoCo Warp, with listings kept off the console.
+
+    Raises ModuleNotFoundError: either is not installed.
+    """
     try:
         import warp
-        from mujoco import mjx  # noqa: F401
+
+        mujoco_warp = importlib.import_module(name)
     except ImportError as error:
         text = "physics 'warp' needs MuJoCo Warp: pip install -e '.[warp]' in ejax's folder"
         raise ModuleNotFoundError(text) from error
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-    return warp
+    return warp, mujoco_warp
 
 
-def lost_flags() -> int:
+def lost_flags(mujoco_warp: Any) -> int:
     """Collect the flags in ``Data.overflow`` of a row that may have lost a force."""
-    from mujoco.mjx.third_party.mujoco_warp import OverflowType
-
-    return sum(flag for flag in OverflowType if flag.name not in _HARMLESS)
+    return sum(flag for flag in mujoco_warp.OverflowType if flag.name not in _HARMLESS)
 
 
 class _Simulation:  # hashed by identity: programs of one simulation share its buffers
@@ -143,10 +146,8 @@ class _Simulation:  # hashed by identity: programs of one simulation share its b
     def __init__(
         self, model: mujoco.MjModel, num_substeps: int, max_contacts: int | None, max_constraints: int | None
     ) -> None:
-        warp = import_warp()
-        from mujoco.mjx.third_party import mujoco_warp
-
-        self.model, self.num_substeps = model, num_substeps
+        warp, mujoco_warp = import_warp()
+        self.model, self.num_substeps, self.lost = model, num_substeps, lost_flags(mujoco_warp)
         try:
             with warp.ScopedDevice("cpu"):
                 pairs = mujoco_warp.put_model(model).nxn_geom_pair_filtered.numpy()
@@ -171,13 +172,13 @@ def _simulate(
     outputs["readings"] = (simulation.num_substeps, num_rows, model.nsensordata)
     call = _control_step_call(simulation, tuple(given))
     new_qpos, new_qvel, readings, overflow = call(*given.values(), output_dims=outputs)
-    return new_qpos, new_qvel, readings.swapaxes(0, 1), overflow & lost_flags()
+    return new_qpos, new_qvel, readings.swapaxes(0, 1), overflow & simulation.lost
 
 
 @functools.cache
 def _control_step_call(simulation: _Simulation, names: tuple[str, ...]) -> Any:
     """Make XLA's call of a control step. It has few arrays, since the host handles each in Python, in each step."""
-    warp = import_warp()
+    warp, _ = import_warp()
     outputs = {"new_qpos": (float, 2), "new_qvel": (float, 2), "readings": (float, 3), "new_overflow": (int, 1)}
     types = {name: warp.array(dtype=float, ndim=2) for name in names}
     types |= {name: warp.array(dtype=dtype, ndim=ndim) for name, (dtype, ndim) in outputs.items()}
@@ -206,9 +207,7 @@ def _workspace(
 
     Returns the arrays that the step reads and writes, by name, the step, and what else is to be kept for it.
     """
-    warp, model, num_substeps = import_warp(), simulation.model, simulation.num_substeps
-    from mujoco.mjx.third_party import mujoco_warp
-
+    (warp, mujoco_warp), model, num_substeps = import_warp(), simulation.model, simulation.num_substeps
     warp_model = mujoco_warp.put_model(model)
     warp_model.opt.warn_overflow = 0  # a warning would be printed in each step; the flags are read instead
     warp_model.opt.tolerance.fill_(model.opt.tolerance)  # put_model raises it to 1e-6
