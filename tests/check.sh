@@ -13,7 +13,7 @@ extras=dev,docs tests=(-m "not slow") env=.venv learning= engines=
 while [[ ${1:-} =~ ^--(torch|all|newest|floor|learning)$ ]]; do
     case $1 in
     --torch) extras=dev,docs,export ;;
-    --all) tests=(-m "") engines=,ray ;;
+    --all) tests=(-m "") engines=,ray,warp ;;
     --learning) learning=yes ;;
     *) env=.venv-${1#--} ;;
     esac
@@ -44,9 +44,9 @@ fi
 install_ejax() {
     case $env in
     *-newest) "${install[@]}" --upgrade --upgrade-strategy eager --editable ".[$extras]" ;;
-    *-floor)
+    *-floor) # without Warp, which needs a newer MuJoCo
         "${install[@]}" uv
-        $env/bin/uv pip install --quiet --python $env/bin/python --resolution lowest-direct --editable ".[$extras]"
+        $env/bin/uv pip install --quiet --python $env/bin/python --resolution lowest-direct --editable ".[${extras%,warp}]"
         ;;
     *) "${install[@]}" --editable ".[$extras]" ;;
     esac
