@@ -63,6 +63,7 @@ def test_a_task_that_senses_contacts_has_warp_on_a_gpu(monkeypatch: pytest.Monke
 
 def test_warp_on_a_gpu_has_its_flag_of_xla_unless_the_user_gave_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ejax.runtime.device.find_spec", lambda name: name)
+    jax.devices()  # XLA reads its flags once, when it starts, and would end the process at this one
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
     device_problem("cpu")
     assert os.environ["XLA_FLAGS"] == "--xla_a=1"
