@@ -24,6 +24,7 @@ from robot_loop import (
     STOP,
     Limits,
     Log,
+    Recorded,
     Step,
     Watchdog,
     chunk_player,
@@ -34,6 +35,17 @@ from robot_loop import (
 from robot_node import Controller, Observation, feature_names
 
 PERIOD = 0.02
+
+
+def test_where_no_task_can_be_simulated_the_robot_sends_what_the_export_has(tmp_path: Path) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.savez(tmp_path / "observations.npz", **{"environment/observation/obs": rows})
+    robot = Recorded(tmp_path, {"observation": [{"name": "obs"}]})
+    seen = []
+    for _ in range(3):
+        seen.append(robot.observe()["obs"])
+        robot.step(np.zeros((1, 2)))
+    np.testing.assert_array_equal(np.concatenate(seen), rows[[0, 1, 0]])
 
 
 def limits() -> Limits:
