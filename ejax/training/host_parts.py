@@ -125,7 +125,7 @@ def _stepper(
     if wanted.mode == "async":
         timeouts = {"stop_timeout_s": wanted.stop_timeout_s, "env_timeout_s": wanted.env_timeout_s}
         background = AsyncCollector(collector, made.key, schedule=_schedule(made.config.trainer), **timeouts)
-    update, options = config.algorithm.record.update, config.algorithm.cfg
+    update, options = made.algorithm.update, config.algorithm.cfg  # that of a run with a teacher knows it
     return HostStepper(
         collector,
         make_learn(made.policy, made.optimizer, options, update=update, resets=resets),

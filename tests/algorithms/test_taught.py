@@ -214,11 +214,12 @@ def runs(teachers: tuple[Path, Path], name: str, iterations: int) -> dict[str, A
     algorithm = GRPO if name == "grpo" else tiny(ppo={"n_epochs": 4})["algorithm"]
     algorithm = {**algorithm, "cfg": {**algorithm["cfg"], "optimizer": {"learning_rate": 1e-2}}}
     options = several(teachers) | {"coef": 5.0, "schedule": {"name": "linear", "kwargs": {"total_iters": 6}}}
-    return with_distillation(algorithm, options, iterations=iterations)
+    outside = {"collector": {"mode": "host"}} if name == "host" else {}
+    return with_distillation(algorithm, options, iterations=iterations, **outside)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["distill", "ppo", "grpo"])
+@pytest.mark.parametrize("name", ["distill", "ppo", "grpo", "host"])
 def test_a_run_comes_near_its_teachers_and_goes_on_with_the_same_bits(
     name: str, teachers: tuple[Path, Path], tmp_path: Path
 ) -> None:
