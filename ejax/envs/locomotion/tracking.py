@@ -34,8 +34,8 @@ class Starts:
 
         p_b ∝ Σ_u decay^u·(f_{b+u} + uniform/B),  u < kernel;    f ← (1 − rate)·f + rate·(1 at the bin of a failure)
 
-    so that bins before failures get most of the starts. Differs from the source: every row has the f of its own
-    episodes, updated at their ends, not at each control step of all rows; and starts are uniform within a bin."""
+    so that bins before failures get most of the starts. Differs from mjlab 1.6: every row has the f of its own
+    episodes, updated at their ends, not at each control step of all rows; and its kernel has one bin."""
 
     by: Literal["adaptive", "uniform", "first"] = "adaptive"
     bin: float = 1.0  # s
