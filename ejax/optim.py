@@ -27,6 +27,7 @@ from ejax.numerics.finite import all_finite
 from ejax.numerics.platforms import by_platform
 from ejax.numerics.traced_options import is_active, is_array
 from ejax.schema.frozen import ANY_CASE, Kwargs, StrictModel, one_for_equal
+from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Params, PyTree, TrainState, split_critic, with_networks
 
 
@@ -113,6 +114,9 @@ class OptimizerConfig(StrictModel):
     """torch's arguments. adam, adamw: ``betas``, ``eps``, ``weight_decay``, ``maximize``. sgd: ``momentum``,
     ``dampening``, ``weight_decay``, ``nesterov``, ``maximize``. rmsprop: ``alpha``, ``eps``, ``weight_decay``,
     ``momentum``, ``centered``, ``maximize``."""
+    ema_decay: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Keep an average of the weights, ā ← d·ā + (1 − d)·w at each step, d = min(ema_decay, t/(t + 9)) at step t from 0.
+    It is what is evaluated, exported and started from; rollouts and gradients are of the weights. None: no average."""
 
     @field_validator("kwargs")
     @classmethod
@@ -212,18 +216,58 @@ class LearningRate(NamedTuple):
     learning_rate: Array
 
 
+class WeightAverage(NamedTuple):
+    """State of the link after it, of an optimizer with ``ema_decay``."""
+
+    averaged_steps: Array
+    average: PyTree
+
+
 @one_for_equal
 def make_optimizer(config: OptimizerConfig) -> Elementwise:
     """Make the optimizer, without gradient clipping; equal configs give the same one."""
     kwargs = _keywords(OPTIMIZER_KWARGS[config.name], config.kwargs)
     ascent = [optax.scale(-1.0)] if kwargs.maximize else []
-    return Elementwise(*optax.chain(*ascent, kwargs.direction(), scale_by_learning_rate(config.learning_rate)))
+    average = [] if config.ema_decay is None else [average_weights(config.ema_decay)]
+    rate = scale_by_learning_rate(config.learning_rate)
+    return Elementwise(*optax.chain(*ascent, kwargs.direction(), rate, *average))
+
+
+def average_weights(decay: float) -> optax.GradientTransformation:
+    """Keep the average of ``OptimizerConfig.ema_decay``; the step is not changed."""
+
+    def init(params: PyTree) -> WeightAverage:
+        return WeightAverage(jnp.zeros((), jnp.int32), params)
+
+    def update(updates: PyTree, state: WeightAverage, params: PyTree = None) -> tuple[PyTree, WeightAverage]:
+        t = state.averaged_steps.astype(jnp.float32)
+        share = 1.0 - jnp.minimum(decay, t / (t + 9.0))  # at t = 0 all: the weights that a run starts from come later
+        average = optax.incremental_update(optax.apply_updates(params, updates), state.average, share)
+        return updates, WeightAverage(state.averaged_steps + 1, average)
+
+    return optax.GradientTransformation(init, update)
+
+
+def acting_params(train: TrainState) -> Params:
+    """Return the parameters by which a policy acts outside its training: the average, where there is one."""
+    links = jax.tree.leaves(train.opt_state, is_leaf=lambda x: isinstance(x, WeightAverage))
+    for link in (each for each in links if isinstance(each, WeightAverage)):
+        taken = link.averaged_steps > 0  # of a population [M]
+
+        def choose(average: Array, own: Array, taken: Array = taken) -> Array:
+            return jnp.where(taken.reshape(taken.shape + (1,) * (own.ndim - taken.ndim)), average, own)
+
+        return {**train.params, "params": jax.tree.map(choose, link.average, train.params["params"])}
+    return train.params
 
 
 @one_for_equal
 def make_actor_critic_optimizer(actor: OptimizerConfig, critic: OptimizerConfig) -> optax.GradientTransformation:
     """Join two optimizers that are stepped apart: one of the network ``critic``, one of all the others. The state is
     ``{"actor": …, "critic": …}``; ``update`` takes the gradients of either or both, and leaves the other's state."""
+    if actor.ema_decay is not None or critic.ema_decay is not None:
+        text = "is for algorithms that step actor and critic together, such as bc, ppo and grpo; leave it out"
+        raise ConfigError([Problem("algorithm.cfg.optimizer.ema_decay", text)])
     # optax.partition steps all parts at once: the critic's epochs would move the actor's moments
     optimizers = {"actor": make_optimizer(actor), "critic": make_optimizer(critic)}
 

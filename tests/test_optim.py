@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from ejax.algorithms.options import GradientOptions
 from ejax.optim import (
     OptimizerConfig,
     ScheduleConfig,
+    acting_params,
+    apply_gradient,
     bind_schedule,
     clip_by_global_norm,
     get_learning_rate,
@@ -25,11 +28,31 @@ from ejax.optim import (
     scheduled_learning_rate,
     set_learning_rate,
 )
+from ejax.schema.problems import ConfigError
+from ejax.types import make_train_state
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "torch_optim.npz")
 NAMES = ("weight", "bias")
 INITIAL = {name: GOLDEN[f"initial/{name}"] for name in NAMES}
 GRADIENT = {name: GOLDEN[f"gradient/{name}"] for name in NAMES}
+
+
+def test_weights_are_averaged_from_the_first_step_on() -> None:
+    """By hand; weights that a run starts from, put in place after the optimizer was made, count as the first."""
+    optimizer = make_optimizer(OptimizerConfig(name="sgd", learning_rate=1.0, ema_decay=0.2))
+    state = replace(make_train_state({"params": {"w": jnp.zeros(2)}}, optimizer), params={"params": {"w": jnp.ones(2)}})
+    assert acting_params(state)["params"]["w"].tolist() == [1.0, 1.0]
+    w, average = np.ones(2), np.zeros(2)
+    for t in range(5):
+        gradient = np.array([1.0, -2.0]) * (t + 1)
+        finite = jnp.asarray(True)
+        state, _ = apply_gradient(state, {"w": jnp.asarray(gradient)}, optimizer=optimizer, finite=finite, skip=True)
+        w, decay = w - gradient, min(0.2, t / (t + 9.0))
+        average = decay * average + (1.0 - decay) * w
+        np.testing.assert_allclose(state.params["params"]["w"], w)
+        np.testing.assert_allclose(acting_params(state)["params"]["w"], average, rtol=1e-6)
+    with pytest.raises(ConfigError, match="algorithms that step actor and critic together"):
+        make_actor_critic_optimizer(OptimizerConfig(ema_decay=0.9), OptimizerConfig())
 
 
 def test_clipping_divides_by_the_norm_and_a_millionth() -> None:

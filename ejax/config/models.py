@@ -31,7 +31,6 @@ from pydantic import (
 from ejax.algorithms.lookup import find_algorithm
 from ejax.algorithms.record import Algorithm
 from ejax.config.collector import CollectorConfig
-from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import KINDS, modes_of
 from ejax.policies.memory_config import MemoryConfig
 from ejax.policies.mlp import NetworkConfig
@@ -147,6 +146,8 @@ class EventConfig(StrictModel):
     def _allowed(cls, mode: Any, info: ValidationInfo) -> Any:
         func = info.data.get("func")
         if func in KINDS:
+            from ejax.envs.randomization.draws import check_choice  # most runs have no events
+
             check_choice(f"mode of {func}", mode, modes_of(func))
         return mode
 

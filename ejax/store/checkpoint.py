@@ -118,6 +118,10 @@ def recover_checkpoints(directory: Path) -> list[Path]:
     return recovered + _tidy(directory)
 
 
+_PARAMS = "train.params."
+_AVERAGE = re.compile(r"(train\.opt_state\.(?:[^.]+\.)*?)average\.")  # of ejax.optim.WeightAverage
+
+
 def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, dict[str, Any]]:
     """Read ``(state, meta)``, the state with the structure of ``like``. ``part``: of the state that ``like`` is, such
     as ``train.``. Raises CheckpointError: incomplete, damaged, of another schema or structure than ``like``, or of
@@ -145,22 +149,37 @@ def _check_counts(path: Path, state: PyTree, meta: dict[str, Any]) -> None:
 
 
 def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
-    """Read only the policy's parameters of a ``RunState``, by their shapes; errors as ``load_checkpoint``."""
+    """Read only the policy's parameters of a ``RunState``, by their shapes, the average of them if it has one (an
+    optimizer with ``ema_decay``); errors as ``load_checkpoint``."""
     verify_checkpoint(path)
-    return load_arrays(path, like, "train.params.", remedy)
+    params = load_arrays(path, like, _PARAMS, remedy)
+    average = _average_of(path)
+    return params if average is None else {**params, "params": load_arrays(path, like["params"], average, remedy)}
+
+
+def _average_of(path: Path) -> str | None:
+    """Return how the names of the average of a policy's weights begin. None: it has none, or not yet."""
+    found = next((match for name in read_arrays(path, None) if (match := _AVERAGE.match(name))), None)
+    if found is None:
+        return None
+    count = f"{found[1]}averaged_steps"
+    begun = int(read_arrays(path, {count: jax.ShapeDtypeStruct((), np.int32)})[count]) > 0
+    return found[0] if begun else None
 
 
 def load_policy_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read a policy's parameters, of any kind, by name, such as ``params.actor.linear_0.kernel``. Raises
     CheckpointError: incomplete, damaged, of another schema, or without a policy."""
     verify_checkpoint(path)
-    prefix = "train.params."
-    forms = {name: form for name, form in read_arrays(path, None).items() if name.startswith(prefix)}
-    if not forms:
+    every = read_arrays(path, None)
+    places = {name.removeprefix(_PARAMS): name for name in every if name.startswith(_PARAMS)}
+    if not places:
         raise CheckpointError(f"checkpoint {path} has no policy in it")
-    arrays = read_arrays(path, forms)
+    if average := _average_of(path):
+        places |= {f"params.{name.removeprefix(average)}": name for name in every if name.startswith(average)}
+    arrays = read_arrays(path, {name: every[name] for name in places.values()})
     numbers = {name: jax.random.key_data(x) if is_key(x) else x for name, x in arrays.items()}
-    return {name.removeprefix(prefix): np.asarray(numbers[name]) for name in forms}
+    return {name: np.asarray(numbers[place]) for name, place in places.items()}
 
 
 def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta) -> dict[str, Any]:

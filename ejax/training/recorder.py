@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ejax.config.models import CameraConfig
 from ejax.envs.description import caption_of
 from ejax.episodes import record_episodes
+from ejax.optim import acting_params
 from ejax.runtime.sharding import local_copy
 from ejax.schema.messages import explain
 from ejax.training.callbacks import Callback, TrainingRun
@@ -69,7 +70,7 @@ class VideoRecorder(Callback, AbstractContextManager["VideoRecorder"]):
         if not self._cameras:
             return
         # learners may have the parameters on several devices, or across processes, of which all take part
-        params = local_copy(run.state.train.params, self._device)
+        params = local_copy(acting_params(run.state.train), self._device)
         self.record(params, jax.random.key(run.config.trainer.eval_seed), number)
 
     def record(self, params: Params, key: Key, count: int) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.evaluation import evaluation_notes
 from ejax.logs.metrics import MetricWriter
+from ejax.optim import acting_params
 from ejax.runtime.process_exit import hard_exit
 from ejax.runtime.processes import Group, RescueCall, report_failure
 from ejax.runtime.sharding import local_copy, process_count
@@ -220,7 +221,7 @@ class RunSink:
         return local_copy(params, self._device) if self._members is None else params
 
     def _begin_evaluation(self, state: Any) -> Callable[[], Metrics]:
-        params = self._own_params(state.train.params)
+        params = self._own_params(acting_params(state.train))
         return dict if self._evaluator is None else self._evaluator.begin(params)  # the first process evaluates alone
 
     def _evaluate_now(self) -> None:
@@ -303,7 +304,7 @@ class RunSink:
         if process_count() > 1:  # all of them would have to read a checkpoint
             self.note("several processes play no fresh episodes; ejax evaluate RUN --seed S does")
             return []
-        params = self._own_params(self._run.state.train.params)
+        params = self._own_params(acting_params(self._run.state.train))
         savers = zip(self._savers, lasts, strict=True)
         bests = [best_or_last(saver.best, last, self._writer.alarm) for saver, last in savers]
         kept = [params_of(*each) for each in zip(bests, lasts, self._of_lanes(params), strict=True)]
@@ -363,7 +364,7 @@ class RunSink:
             return self._members.result(run, facts | {"training_fps": steps_per_s * len(self._savers)})
         result = RunResult(
             policy=self._parts.policy,
-            params=state.train.params,
+            params=acting_params(state.train),
             **facts,
             training_fps=steps_per_s,
             skipped_updates=progress.skipped_updates,
