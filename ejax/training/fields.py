@@ -6,11 +6,13 @@ from contextlib import suppress
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from ejax.algorithms.demonstrations import DemonstrationConfig
 from ejax.config import ConfigError, Problem
 from ejax.config.data import DataConfig
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
+from ejax.numerics.text import as_bytes
 from ejax.schema.paths import find
 from ejax.schema.registry import import_entry
 from ejax.types import PyTree
@@ -52,10 +54,19 @@ def read_observation(fields: Fields, expected: PyTree, paths: DataConfig | Demon
         text = f"names {', '.join(paths.obs_parts)}, but the environment's observation has {_parts(expected)}"
         raise ConfigError([Problem(f"{section}.obs_parts", text)])
     places = {name: str(paths.obs_parts.get(name, f"{paths.obs_field}/{name}")) for name in expected}
+    found = {name: read_field(fields, place, f"{section}.obs_parts.{name}") for name, place in places.items()}
     return {
-        name: _like(expected[name], read_field(fields, place, f"{section}.obs_parts.{name}"), place, key)
+        name: _like(expected[name], _in_frames(found[name], fields, expected[name]), place, key)
         for name, place in places.items()
     }
+
+
+def _in_frames(found: Any, fields: Fields, expected: PyTree) -> Any:
+    """Repeat an episode's text, such as LeRobot's task (``episode/instruction``), as bytes in its frames."""
+    if isinstance(found, Mapping) or found.dtype.kind != "U" or isinstance(expected, Mapping):
+        return found
+    rows = np.stack([as_bytes(str(text), expected.shape[-1]) for text in found])
+    return np.repeat(rows[:, None], fields["valid"].shape[1], axis=1)
 
 
 def read_array(fields: Fields, path: str, key: str, remedy: str = "") -> Any:
