@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ from ejax.training.host_steppers import MeshUpdate
 from ejax.training.parts import Ingredients, Parts
 from ejax.training.programs import jitted
 from ejax.training.steppers import Layout, ShouldStop, Stepper
-from ejax.types import HostEnv, Key, Metrics, PyTree
+from ejax.types import Array, HostEnv, Key, Metrics, Params, PyTree
 
 if TYPE_CHECKING:
     from ejax.training.dagger import Rounds
@@ -50,6 +50,14 @@ _GRACE_S = 1.0
 """s that a batch which cannot be drawn waits for the run to be stopped, before it is an error."""
 _NEVER_S = 1e9
 """s after which new episodes are given up: their worker's own limits come first."""
+
+
+@runtime_checkable
+class FittedPolicy(Protocol):
+    """A policy that normalizes by statistics of the demonstrations that it is first cloned from."""
+
+    def fit_units(self, params: Params, obs: PyTree, action: Array) -> Params:
+        """Return ``params`` with statistics of these frames, leaves [..., F]."""
 
 
 def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = None, run: Path = Path()) -> Parts:
@@ -88,6 +96,8 @@ def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = N
         mesh_update=mesh_update,
         group=Group(config.trainer.process_timeout_s) if process_count() > 1 else None,
         env=made.env if isinstance(made.env, HostEnv) else None,
+        # a policy that another run has trained keeps its units
+        fits=made.policy if config.policy.init_from is None and isinstance(made.policy, FittedPolicy) else None,
     )
     state = init_host_run_state(made.policy, made.optimizer, made.key, obs)
     state = replace(state, source=demonstrations.state())
@@ -102,6 +112,7 @@ class CloningStepper(Stepper[RunState]):
         mesh_update: whose it is, on several devices.
         group: the processes that draw a part of each batch. None: this is the only one.
         env: closed at the end.
+        fits: a policy whose statistics are those of the first batch.
     """
 
     def __init__(
@@ -112,7 +123,9 @@ class CloningStepper(Stepper[RunState]):
         mesh_update: MeshUpdate | None,
         group: Group | None,
         env: HostEnv | None,
+        fits: FittedPolicy | None = None,
     ) -> None:
+        self._fits = fits
         self.demonstrations, self._clone, self._mesh_update, self._group = demonstrations, clone, mesh_update, group
         self._env = env
 
@@ -136,6 +149,10 @@ class CloningStepper(Stepper[RunState]):
         if drawn is None or not has_batch:
             return None
         batch, waited_s = drawn  # seconds in which the device had nothing to do
+        if self._fits is not None and self._update == 0:
+            params = self._fits.fit_units(state.train.params, batch["obs"], batch["action"])
+            state = replace(state, train=replace(state.train, params=params))
+            state = state if self._mesh_update is None else self._mesh_update.place(state)
         state, metrics = self._clone(state, batch)
         facts = self.demonstrations.stats() | {"data/wait_s": waited_s}
         if is_first:  # compiles; what it computes is not waited for

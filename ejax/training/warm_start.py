@@ -187,7 +187,8 @@ def _params_of(path: Path, there: dict[str, Any], config: RunConfig, parts: Part
 
 
 def _has_adapters(policy: dict[str, Any]) -> bool:
-    return ((policy.get("vla_config") or {}).get("model_config") or {}).get("lora") is not None
+    model = (policy.get("vla_config") or {}).get("model_config") or {}
+    return model.get("lora") is not None or bool(model.get("frozen"))
 
 
 def _start_from_weights(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:

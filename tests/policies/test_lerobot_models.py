@@ -90,7 +90,7 @@ def test_a_folder_that_does_not_fit_is_refused(kind: str, options: Any, text: st
     ("model", "text"),
     [
         ({"width": 64}, "model_config.width belongs to the built-in model, not to pi0"),
-        ({"critic": True}, "model_config.critic belongs to the built-in model"),
+        ({"predicts": ["state"]}, "model_config.predicts belongs to the built-in model"),
         ({"head": {"type": "gaussian"}}, "pi0 is a flow of the 3 steps in its config.json"),
         ({"head": {"num_steps": 7}}, "head has flow and num_steps 7; pi0 is a flow of the 3 steps"),
         ({"images": ["front"]}, "the observation has no front; it has instruction, state, top, wrist"),

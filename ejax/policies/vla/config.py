@@ -1,9 +1,11 @@
 """``policy.vla_config``: EmbodiChain's keys, and under ``model_config`` the parts of the built-in model."""
 
 import json
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     ConfigDict,
     Field,
     PositiveFloat,
@@ -72,6 +74,17 @@ class HeadConfig(StrictModel):
     """flow: times τ at which cloning evaluates the velocity, for each observation that was encoded."""
 
 
+def _compiled(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"got '{text}', which is not a regular expression: {error}") from error
+    return text
+
+
+Pattern: TypeAlias = Annotated[str, AfterValidator(_compiled)]
+
+
 class LoraConfig(StrictModel):
     """``lora``: W + (alpha / rank)·A·B in every linear layer of the trunk; W is frozen. Source: Hu et al. 2022."""
 
@@ -79,6 +92,34 @@ class LoraConfig(StrictModel):
     """Rows of A and columns of B."""
     alpha: PositiveFloat = 16.0
     """Scale of the added product: alpha / rank."""
+    modules: tuple[Pattern, ...] = ()
+    """pi0, smolvla: the linear layers that have one, as regular expressions of the beginnings of their names:
+    ``expert``, or ``.*[.][qv]$``. Empty: all."""
+
+
+class SizesConfig(StrictModel):
+    """``sizes`` of a pi0 or SmolVLA that is made from nothing; what is not here is as in the published model."""
+
+    picture: PositiveInt = 64
+    """Edge of the square that pictures are scaled to, pixels."""
+    patch: PositiveInt = 8
+    """Edge of the square that becomes a token, pixels; divides ``picture``."""
+    vision_width: PositiveInt = 64
+    """Numbers of a picture's token; pi0: a multiple of 16, smolvla of 64."""
+    vision_depth: PositiveInt = 2
+    """Blocks of the vision tower."""
+    width: PositiveInt = 64
+    """Numbers of the language model's tokens; smolvla: a multiple of 64."""
+    expert_width: PositiveInt = 64
+    """Numbers of the expert's tokens."""
+    depth: PositiveInt = 2
+    """Blocks of the language model and of the expert."""
+    head_size: PositiveInt = 16
+    """pi0: numbers of a head, of which there are 8; even. smolvla's have 64."""
+    mlp_ratio: PositiveInt = 2
+    """Width of every block's MLP, as a multiple of its tokens'."""
+    max_words: PositiveInt = 16
+    """Words of an instruction that are read. The vocabulary is that of the environment's instructions."""
 
 
 class ModelConfig(StrictModel):
@@ -117,6 +158,14 @@ class ModelConfig(StrictModel):
     """Compute each block again in the backward pass instead of keeping its activations."""
     lora: LoraConfig | None = None
     """Train low-rank differences of the trunk alone. None: all of it."""
+    frozen: tuple[Pattern, ...] | None = None
+    """pi0, smolvla: weights that stay, as regular expressions of the beginnings of their names, such as ``vision``.
+    None: with ``lora`` all, else none."""
+    sizes: SizesConfig | None = None
+    """pi0, smolvla: make the model from nothing, in these sizes, instead of from ``model_path``."""
+    statistics: Literal["weights", "demonstrations"] = "weights"
+    """pi0, smolvla: origin of the mean and deviation that state and actions are normalized by, in cloning: the
+    folder of weights, or the first update's demonstrations. A model made from nothing has the latter."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelConfig":

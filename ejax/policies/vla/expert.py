@@ -18,14 +18,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ejax.policies.mlp import widen
+from ejax.policies.mlp import MLP, widen
 from ejax.policies.pretrained.transformer import Cache, Patches, Stack, Transformer, time_features
-from ejax.policies.vla.network import Linear
+from ejax.policies.vla.network import CRITIC, Linear
 from ejax.types import Array
 
 Kind = Literal["pi0", "smolvla"]
-Context: TypeAlias = tuple[tuple[Cache, ...], Array, Array]
-"""Keys and values of each block of the prefix, presence [B, P] bool of its tokens, π0's token of the state [B, W]."""
+Context: TypeAlias = tuple[tuple[Cache, ...], Array, Array, Array]
+"""Keys and values of each block of the prefix, presence [B, P] bool of its tokens, π0's token of the state [B, W], and
+the value [B], 0 without a critic."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class ExpertSpec:
     """Actions of a chunk that the environment gets."""
     torch_dtype: str = "float32"
     remat: bool = False
+    critic: bool = False
 
 
 class ExpertNetwork(nn.Module):
@@ -75,6 +77,8 @@ class ExpertNetwork(nn.Module):
         self.state_in = Linear(s.expert.width if s.kind == "pi0" else s.language.width)
         self.action_in, self.action_out = Linear(s.expert.width), Linear(s.max_action)
         self.time_in, self.time_out = Linear(s.expert.width), Linear(s.expert.width)
+        if s.critic:  # neither of the published models has one
+            self.critic = MLP(CRITIC, 1)
         self.units = {
             name: tuple(self.variable("frozen", f"{name}_{part}", start, size) for part, start in _UNITS.items())
             for name, size in (("state", s.state_dim), ("action", s.action_dim))
@@ -89,8 +93,13 @@ class ExpertNetwork(nn.Module):
             state: [B, state_dim], in the robot's units.
         """
         prefix, there, mask, state = self.prefix(pictures, token, read, state)
-        _, caches = self.language(prefix, mask, jnp.cumsum(there, axis=1) - 1)
-        return caches, there, state
+        read_token, caches = self.language(prefix, mask, jnp.cumsum(there, axis=1) - 1)
+        value = jnp.zeros(len(there))
+        if self.spec.critic:
+            weight = there[..., None].astype(prefix.dtype)  # padding has no part in the mean; π0's prefix has no state
+            mean = jnp.sum(read_token * weight, axis=1) / jnp.sum(weight, axis=1)
+            value = self.critic(jnp.concatenate([mean, state.reshape(len(there), -1)], axis=-1))[..., 0]
+        return caches, there, state, value
 
     def prefix(
         self, pictures: tuple[Array, ...], token: Array, read: Array, state: Array
@@ -131,7 +140,7 @@ class ExpertNetwork(nn.Module):
 
     def velocity(self, context: Context, x: Array, left: Array) -> Array:
         """Compute the velocity [B, K, A] of the flow at x [B, K, A], ``left`` [B] before its end: 1 at noise."""
-        caches, there, _ = context
+        caches, there, *_ = context
         token = self.suffix(context, x, left)
         number = jnp.arange(token.shape[1])
         rows = (token.shape[0], token.shape[1])

@@ -11,6 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,6 +29,7 @@ from ejax.policies.pretrained.weights import (
     renamed,
     weight_shapes,
 )
+from ejax.policies.vla.config import SizesConfig
 from ejax.policies.vla.expert import ExpertSpec, Kind
 from ejax.schema.messages import short_repr
 from ejax.schema.plain_files import expanded, read_text
@@ -119,6 +121,37 @@ def read_spec(kind: Kind, model_path: str | None) -> tuple[ExpertSpec, dict[str,
         if options.get(key, size) != size:
             raise WeightsError(f"{config_file}: {key} is {options[key]}; ejax has the size of these weights, {size}")
     return spec, options
+
+
+def made_spec(kind: Kind, sizes: SizesConfig, vocabulary: int) -> ExpertSpec:
+    """Return sizes of a model that is made from nothing; ValueError for those that LeRobot's classes cannot have."""
+    heads_of = "pi0's vision tower has 16 heads" if kind == "pi0" else "SmolVLM's heads have 64 numbers"
+    each, names = (16, ("vision_width",)) if kind == "pi0" else (64, ("vision_width", "width"))
+    for name in names:
+        if getattr(sizes, name) % each:
+            given = f"model_config.sizes.{name} is {getattr(sizes, name)}"
+            raise ValueError(f"{given}; {heads_of}: give a multiple of {each}")
+    if sizes.picture % sizes.patch or sizes.head_size % 2:
+        text = f"patch {sizes.patch}, picture {sizes.picture}, head_size {sizes.head_size}"
+        raise ValueError(f"model_config.sizes has {text}; let the first divide the second, and the third be even")
+    heads, kv_heads, size = (8, 1, sizes.head_size) if kind == "pi0" else (sizes.width // 64, sizes.width // 64, 64)
+    vision_heads = 16 if kind == "pi0" else sizes.vision_width // 64
+
+    def stack(width: int, cross: tuple[int, ...] = ()) -> Stack:
+        style: Any = "gemma" if kind == "pi0" else "llama"
+        return Stack(style, width, sizes.depth, sizes.mlp_ratio * width, heads, kv_heads, size, cross)
+
+    towers = sizes.vision_width, sizes.vision_depth, sizes.mlp_ratio * sizes.vision_width
+    return replace(
+        FULL[kind],
+        vision=Stack("siglip", *towers, vision_heads, vision_heads, sizes.vision_width // vision_heads),
+        language=stack(sizes.width),
+        expert=stack(sizes.expert_width, () if kind == "pi0" else tuple(range(1, sizes.depth, 2))),
+        patch=sizes.patch,
+        side=sizes.picture // sizes.patch,
+        shuffle=1,
+        vocabulary=vocabulary,
+    )
 
 
 def _spec_of(kind: Kind, shapes: Mapping[str, Sequence[int]], options: Mapping[str, Any]) -> ExpertSpec:

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,21 +13,33 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from ejax.policies.observations import flatten_observation
 from ejax.policies.pretrained.weights import WeightsError, find_weights
 from ejax.policies.record import PolicyKind
-from ejax.policies.vla.config import HeadConfig, ModelConfig, VLAConfig
+from ejax.policies.vla.adapters import KEPT, Adapted, adopted, merged
+from ejax.policies.vla.config import HeadConfig, LoraConfig, ModelConfig, SizesConfig, VLAConfig
 from ejax.policies.vla.expert import Context, ExpertNetwork, ExpertSpec, Kind, touch_all
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
-from ejax.policies.vla.lerobot_folder import folder_kind, load_folder, read_spec, row_tokenizer, tokenizer
+from ejax.policies.vla.lerobot_folder import (
+    folder_kind,
+    load_folder,
+    made_spec,
+    read_spec,
+    row_tokenizer,
+    tokenizer,
+)
+from ejax.policies.vla.words import PADDING, Words, split, vocabulary_of
 from ejax.runtime.host_call import host_call
 from ejax.schema.problems import Problem
 from ejax.types import Array, Key, Params, PyTree
 
 _STATE = "observation.state"
-_READ = ("images", "numbers", "text", "torch_dtype", "remat", "head")
-"""Options of ``model_config`` that these models have; the others are the built-in model's."""
+OF_FIELD = ("frozen", "sizes", "statistics")
+"""Options of ``model_config`` that only these models have."""
+_READ = ("images", "numbers", "text", "torch_dtype", "remat", "head", "critic", "lora", *OF_FIELD)
+"""Options that these models have; the others are the built-in model's."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +50,11 @@ class LeRobotPolicy:
         images, numbers, text: parts of the observation: cameras in the order of ``config.json``, the state's parts in
             that of their names, and the instruction.
         tokens: the longest instruction.
-        folder: where ``tokenizer.json`` is. None: the model has no weights, and can only be compiled.
+        folder: where ``tokenizer.json`` is. None: ``words`` are read; without these the model can only be compiled.
         instruction: tokens of the only one, and how many they are; None: it is in the observation.
+        words: the tokenizer of a model made from nothing.
+        lora, frozen: as those of ``Adapted``.
+        fits: cloning begins with units of its demonstrations, ``fit_units``.
     """
 
     spec: ExpertSpec
@@ -49,12 +65,17 @@ class LeRobotPolicy:
     tokens: int
     folder: str | None
     instruction: tuple[int, ...] | None = None
+    words: Words | None = None
+    lora: LoraConfig | None = None
+    frozen: tuple[str, ...] | None = None
+    fits: bool = False
 
     predicts = ()
 
     @cached_property
     def network(self) -> Any:  # an ExpertNetwork: flax types what ``apply`` returns by all that it may return
-        return ExpertNetwork(self.spec)
+        network = ExpertNetwork(self.spec)
+        return Adapted(network, self.lora, self.frozen) if self.lora is not None or self.frozen else network
 
     def init(self, key: Key, obs: PyTree) -> Params:
         """Make random variables; statistics are in the collection ``frozen``."""
@@ -62,11 +83,31 @@ class LeRobotPolicy:
         variables = self.network.init(key, given, method=touch_all)
         return {"params": variables.pop("params"), **variables}
 
+    def merge(self, params: Params) -> Params:
+        """Return the variables of the model without adapters, all of whose weights are trained."""
+        return merged(params, self.lora, KEPT)
+
+    def adopt(self, params: Params, own: Params) -> Params:
+        """Take variables as ``merge`` returns them; adapters stay as in ``own``."""
+        return adopted(params, own)
+
+    def fit_units(self, params: Params, obs: PyTree, action: Array) -> Params:
+        """Normalize state and actions by mean and deviation of these, [..., F]; a number that never varies by 1."""
+        if not self.fits:
+            return params
+        state = flatten_observation({name: jnp.asarray(obs[name]) for name in self.numbers})
+        units = dict(params["frozen"])
+        for name, x in (("state", state), ("action", action)):
+            mean, deviation = (f(x.reshape(-1, x.shape[-1]), axis=0) for f in (jnp.mean, jnp.std))
+            scale = jnp.where(deviation < 1e-6, 1.0, deviation)
+            units |= {f"{name}_shift": mean, f"{name}_scale": scale, f"{name}_offset": jnp.zeros_like(mean)}
+        return {**params, "frozen": units}
+
     def apply(self, params: Params, obs: PyTree, *, observe: bool | Array = False, mutable: Any = False) -> Any:
         """Evaluate ``obs``, leaves [..., F]; pictures uint8 [..., H, W, 3], the text uint8 [..., L]."""
         del observe  # its statistics are those of the data set that the model was trained on
         seen = self.chunk(params, obs)
-        answer = seen, jnp.zeros(seen.batch)
+        answer = seen, seen.context[3].reshape(seen.batch)
         return (answer, {}) if mutable else answer
 
     def chunk(self, params: Params, obs: PyTree) -> FlowChunk:
@@ -90,6 +131,9 @@ class LeRobotPolicy:
             there = np.arange(self.tokens) < len(self.instruction)
             padded = np.pad(np.array(self.instruction, np.int32), (0, self.tokens - len(self.instruction)))
             token, read = (jnp.broadcast_to(jnp.asarray(x), (count, self.tokens)) for x in (padded, there))
+        elif self.words is not None:
+            token = self.words.tokens_of(rows[str(self.text)])
+            read = token > PADDING
         else:
             token, read = self._encoded(rows[str(self.text)])
         state = flatten_observation({name: rows[name] for name in self.numbers})
@@ -111,17 +155,27 @@ def _no_tokenizer(text: Any) -> Any:
 
 
 def make_of(
-    kind: Kind, config: VLAConfig, action_space: gymnasium.Space[Any], observation_space: gymnasium.Space[Any]
+    kind: Kind,
+    config: VLAConfig,
+    action_space: gymnasium.Space[Any],
+    observation_space: gymnasium.Space[Any],
+    instructions: tuple[str, ...] = (),
 ) -> LeRobotPolicy:
-    """Make the policy for these spaces, with the sizes of the folder's weights, or the published ones without a folder.
+    """Make the policy for these spaces, with the sizes of the folder's weights, those of ``sizes`` and a vocabulary of
+    ``instructions``, or the published ones.
 
     Raises ValueError for weights that cannot be read, parts that the observation lacks, a chunk that is too long, a
     state or actions of other sizes than the folder's.
     """
-    spec, options = read_spec(kind, config.model_path)
     model = config.model
     if others := sorted(name for name in model.model_fields_set - {*_READ} if getattr(model, name) != _default(name)):
         raise ValueError(f"model_config.{others[0]} belongs to the built-in model, not to {kind}; leave it out")
+    words = None
+    if model.sizes is None:
+        spec, options = read_spec(kind, config.model_path)
+    else:
+        words = _vocabulary(config, model.sizes, instructions)
+        spec, options = made_spec(kind, model.sizes, words.num_tokens), {"num_steps": model.head.num_steps}
     steps, default = int(options.get("num_inference_steps", options.get("num_steps", 10))), HeadConfig()
     if model.head.type != default.type or model.head.num_steps not in (default.num_steps, steps):
         given = f"model_config.head has {model.head.type} and num_steps {model.head.num_steps}"
@@ -135,6 +189,8 @@ def make_of(
         remedy = "name its parts in model_config.images, numbers and text, or give vla_config.instruction"
         raise ValueError(f"the observation has no {', '.join(missing)}; it has {', '.join(parts)}: {remedy}")
     horizon, size = config.inference_horizon, math.prod(action_space.shape)
+    if words is not None:
+        spec = replace(spec, chunk=horizon)
     if horizon > spec.chunk or size % horizon:
         text = f"vla_config.inference_horizon {horizon} must divide the decision's {size} numbers"
         raise ValueError(
@@ -144,6 +200,8 @@ def make_of(
         "state": (sum(math.prod(parts[name].shape or ()) for name in model.numbers), "max_state", _STATE),
         "action": (size // horizon, "max_action", "action"),
     }
+    if words is not None:
+        spec = replace(spec, **{most: here for here, most, _ in sizes.values()})
     features = {**options.get("input_features", {}), **options.get("output_features", {})}
     for name, (here, most, key) in sizes.items():
         theirs = features.get(key, {}).get("shape", [here])[0]
@@ -157,17 +215,51 @@ def make_of(
         horizon=horizon,
         torch_dtype=model.torch_dtype,
         remat=model.remat,
+        critic=model.critic,
     )
-    tokens = int(options.get("tokenizer_max_length", 48))
+    tokens = int(options.get("tokenizer_max_length", 48)) if words is None else words.max_words
     folder = None if config.model_path is None else str(find_weights(config.model_path).parent)
     instruction = None
     if config.instruction is not None and folder is not None:
         token, read = tokenizer(folder, tokens)(config.instruction)
         instruction = tuple(token[read].tolist())
-    elif config.instruction is not None:
-        instruction = (0,) * tokens  # to be compiled only
+    elif config.instruction is not None:  # without words to be compiled only
+        instruction = (0,) * tokens if words is None else tuple(words.encode(config.instruction).tolist())
     head = model.head.model_copy(update={"num_steps": steps})
-    return LeRobotPolicy(spec, head, model.images, model.numbers, text, tokens, folder, instruction)
+    fits = model.statistics == "demonstrations" or words is not None
+    made = LeRobotPolicy(spec, head, model.images, model.numbers, text, tokens, folder, instruction, words)
+    made = replace(made, lora=model.lora, frozen=model.frozen, fits=fits)
+    modules = model.lora.modules if model.lora else ()
+    if modules or model.frozen:
+        shapes = _shapes(made, ExpertNetwork(spec), [parts[name] for name in model.images])["params"]
+        paths = list(traverse_util.flatten_dict(shapes))
+        linear = [".".join(path[:-1]) for path in paths if path[-1] == "kernel"]
+        for chosen, names in ((modules, linear), (model.frozen or (), [".".join(path) for path in paths])):
+            if wrong := [each for each in chosen if not any(re.match(each, name) for name in names)]:
+                text = f"no weight has a name that begins as '{wrong[0]}' (model_config.lora.modules, frozen)"
+                raise ValueError(f"{text}; the parts are {', '.join(sorted(shapes))}, and a name is {names[-1]}")
+    return made
+
+
+def _shapes(policy: LeRobotPolicy, network: Any, pictures: Sequence[gymnasium.Space[Any]]) -> Params:
+    """Return the shapes of a network's variables, for pictures of these spaces."""
+    given = {
+        "pictures": tuple(jax.ShapeDtypeStruct((1, *(each.shape or ())), np.uint8) for each in pictures),
+        "token": jax.ShapeDtypeStruct((1, policy.tokens), jnp.int32),
+        "read": jax.ShapeDtypeStruct((1, policy.tokens), jnp.bool_),
+        "state": jax.ShapeDtypeStruct((1, policy.spec.state_dim), jnp.float32),
+    }
+    shapes: Params = jax.eval_shape(partial(network.init, method=touch_all), jax.random.key(0), given)
+    return shapes
+
+
+def _vocabulary(config: VLAConfig, sizes: SizesConfig, instructions: tuple[str, ...]) -> Words:
+    texts = instructions if config.instruction is None else (config.instruction,)
+    longest = max(texts, key=lambda each: len(split(each)), default="")
+    if not texts or len(split(longest)) > sizes.max_words:
+        text = f"an instruction of {len(split(longest))} words, '{longest}'" if texts else "no instructions"
+        raise ValueError(f"model_config.sizes.max_words is {sizes.max_words}, and the environment has {text}")
+    return Words(vocabulary_of(texts), sizes.max_words)
 
 
 def open_folder(folder: Path) -> tuple[LeRobotPolicy, Params, dict[str, gymnasium.Space[Any]]]:
@@ -202,14 +294,7 @@ def open_folder(folder: Path) -> tuple[LeRobotPolicy, Params, dict[str, gymnasiu
     text = gymnasium.spaces.Box(0, 255, (1,), np.uint8)
     action = gymnasium.spaces.Box(-np.inf, np.inf, (horizon * out["action"]["shape"][0],), np.float32)
     policy = make_of(kind, config, action, gymnasium.spaces.Dict({**spaces, "prompt": text}))
-    obs = {name: jax.ShapeDtypeStruct((1, *(space.shape or ())), space.dtype) for name, space in spaces.items()}
-    given = {
-        "pictures": tuple(obs[name] for name in images),
-        "token": jax.ShapeDtypeStruct((1, policy.tokens), jnp.int32),
-        "read": jax.ShapeDtypeStruct((1, policy.tokens), jnp.bool_),
-        "state": obs[_STATE],
-    }
-    shapes = jax.eval_shape(partial(policy.network.init, method=touch_all), jax.random.key(0), given)
+    shapes = _shapes(policy, policy.network, [spaces[name] for name in images])
     return policy, load(policy, shapes, config)[0], spaces
 
 
@@ -218,7 +303,11 @@ def load(policy: LeRobotPolicy, params: Params, config: VLAConfig) -> tuple[Para
     if config.model_path is None:
         return params, [f"{policy.spec.kind} has random weights: policy.vla_config.model_path names none"]
     _, options = read_spec(policy.spec.kind, config.model_path)
-    return load_folder(params, policy.spec.kind, config.model_path, options)
+    like: Any = jax.eval_shape(policy.merge, params)
+    critic = {name: x for name, x in params["params"].items() if name == "critic"}  # no file has it
+    like["params"] = {name: x for name, x in like["params"].items() if name not in critic}
+    loaded, notes = load_folder(like, policy.spec.kind, config.model_path, options)
+    return policy.adopt({**loaded, "params": {**loaded["params"], **critic}}, params), notes
 
 
 def _default(name: str) -> Any:
@@ -226,13 +315,19 @@ def _default(name: str) -> Any:
 
 
 def _problems(section: Any) -> Iterator[Problem]:
-    if section.vla_config is None or section.vla_config.model_class is not None:
+    config = section.vla_config
+    if config is None or config.model_class is not None:
         yield Problem("policy.vla_config", f"{section.name} needs {{model_path: FOLDER}}, and no model_class")
+    elif config.model.sizes is not None and config.model_path is not None:
+        text = "are for a model made from nothing, and model_path names weights, which have theirs; leave one out"
+        yield Problem("policy.vla_config.model_config.sizes", text)
 
 
 def _kind(kind: Kind) -> PolicyKind:
-    def make(vla_config: VLAConfig, action_space: Any, observation_space: Any) -> LeRobotPolicy:
-        return make_of(kind, vla_config, action_space, observation_space)
+    def make(
+        vla_config: VLAConfig, action_space: Any, observation_space: Any, instructions: tuple[str, ...] = ()
+    ) -> LeRobotPolicy:
+        return make_of(kind, vla_config, action_space, observation_space, instructions)
 
     unread = dict.fromkeys((*UNREAD, "actor_obs_normalization"), LEAVE_OUT)
     return PolicyKind(make=make, unread=unread, problems=_problems)

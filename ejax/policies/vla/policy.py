@@ -10,23 +10,22 @@ from typing import Any
 import gymnasium
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 
 from ejax.distributions import Normal, action_spec
 from ejax.numerics.text import as_bytes
 from ejax.policies.heads import clip_like_torch
 from ejax.policies.pretrained.token_states import TokenStates
 from ejax.policies.record import PolicyKind, find_policy
+from ejax.policies.vla.adapters import adopted, merged
 from ejax.policies.vla.config import ModelConfig, TextEncoderConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.lerobot_folder import folder_kind
-from ejax.policies.vla.lerobot_policy import LEAVE_OUT, UNREAD, make_of
+from ejax.policies.vla.lerobot_policy import LEAVE_OUT, OF_FIELD, UNREAD, make_of
 from ejax.policies.vla.network import Context, VLANetwork
 from ejax.policies.vla.words import Words, split, vocabulary_of
 from ejax.schema.problems import Problem
 from ejax.types import Array, Key, Params, PyTree
 
-_LORA = ("lora_a", "lora_b")
 LOG_STD_RANGE = (-5.0, 2.0)
 
 
@@ -95,29 +94,11 @@ class VLAPolicy:
 
     def adopt(self, params: Params, own: Params) -> Params:
         """Take variables of ``without_lora()`` for those that are frozen here; A and B stay as in ``own``."""
-        given, flat = traverse_util.flatten_dict(params), traverse_util.flatten_dict(own)
-        for path in flat:
-            if path[-1] not in _LORA:  # A and B are this run's own
-                flat[path] = given[path if path in given else ("params", *path[1:])]
-        return dict(traverse_util.unflatten_dict(flat))
+        return adopted(params, own)
 
     def merge(self, params: Params) -> Params:
         """Merge into variables of ``without_lora()``: W + (alpha / rank)·A·B in every linear layer."""
-        if self.model.lora is None:
-            return params
-        scale = self.model.lora.alpha / self.model.lora.rank
-        flat = traverse_util.flatten_dict(params)
-        merged: dict[tuple[str, ...], Any] = {}
-        for path, x in flat.items():
-            trained = ("params", *path[1:-1])
-            if path[-1] in _LORA:
-                continue
-            if path[0] == "frozen" and (*trained, "lora_a") in flat:
-                path = (*trained, path[-1])
-                if path[-1] == "kernel":
-                    x = x + scale * jnp.matmul(flat[*trained, "lora_a"], flat[*trained, "lora_b"], precision="highest")
-            merged[path] = x
-        return dict(traverse_util.unflatten_dict(merged))
+        return merged(params, self.model.lora, "frozen")
 
     def _distribution(self, params: Params, context: Context, batch: tuple[int, ...]) -> Any:
         if self.model.head.type == "flow":
@@ -171,10 +152,14 @@ def make(
     if vla_config.model_class is not None:
         return _make_own(vla_config, action_space, observation_space)
     if (kind := folder_kind(vla_config.model_path)) is not None:
-        return make_of(kind, vla_config, action_space, observation_space)
+        return make_of(kind, vla_config, action_space, observation_space, instructions)
     if not isinstance(action_space, gymnasium.spaces.Box):
         raise ValueError(f"the vla policy acts in a Box, got {action_space}")
     model = vla_config.model
+    others = [name for name in OF_FIELD if getattr(model, name) != ModelConfig.model_fields[name].default]
+    if others or (model.lora is not None and model.lora.modules):
+        text = f"model_config.{others[0] if others else 'lora.modules'} belongs to pi0 and smolvla; leave it out"
+        raise ValueError(f"{text}, or give policy.name: pi0")
     size, horizon = math.prod(action_space.shape), vla_config.inference_horizon  # numbers of a whole chunk
     if size % horizon:
         text = f"vla_config.inference_horizon {horizon} does not divide the decision's {size} numbers"
