@@ -69,6 +69,8 @@ from interop.verify import check_artefacts, check_bundle, format_table
 Clipping = Literal["auto", "space", "none"]
 _UNBOUNDED = ("normal", "flow", "own")
 """Heads whose actions may be beyond their space."""
+LEROBOT = "lerobot"
+"""The one format that is not checked by ``ejax verify``: a folder for LeRobot, of pi0 and smolvla."""
 _NUM_ENVS = 16
 """Rows of an environment outside JAX."""
 
@@ -91,6 +93,9 @@ def main(argv: list[str] | None = None) -> int:
         return refused("ejax export", error, 1)
     except (CheckpointError, HostEnvError, MissingPackageError, OSError, ValueError) as error:
         return refused("ejax export", error)
+    if args.formats == LEROBOT:
+        print(f"{args.to}: {report['weights']:,} weights as LeRobot names them, read back the same")
+        return 0
     shown = report["artefacts"] | ({"leapp": report["leapp"]} if args.leapp else {})
     print(format_table(shown, args.to, verbose=args.verbose))
     for name in report["artefacts"]:
@@ -123,7 +128,8 @@ def export_run(
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or else the latest.
 
     Raises:
-        As ``export_policy``. FileNotFoundError: ``run`` is not a run. CheckpointError: no such checkpoint, or damaged.
+        As ``export_policy``, and of the format lerobot as ``export_lerobot``. FileNotFoundError: ``run`` is not a run.
+        CheckpointError: no such checkpoint, or damaged.
     """
     _check_names(formats)
     directory, config = open_policy_run(run, member)
@@ -134,6 +140,10 @@ def export_run(
         env = build_env(config, num_envs=_NUM_ENVS, quarantine=Path(scratch))
         with closing(env) if isinstance(env, HostEnv) else nullcontext():
             policy, params = restore_policy(config, env, path)
+            if formats is not None and [*formats] == [LEROBOT]:
+                from interop.exporters.lerobot import export_lerobot  # of pi0 and smolvla alone
+
+                return export_lerobot(policy, params, env, to)
             origin = {
                 "checkpoint": path.name,
                 "global_step": meta["global_step"],
@@ -342,9 +352,13 @@ def _write(
 
 
 def _check_names(formats: Sequence[str] | None) -> None:
-    unknown = [name for name in formats or () if name not in FORMATS]
+    if formats is not None and LEROBOT in formats and len(formats) > 1:
+        raise ValueError(f"--formats: {LEROBOT} is a folder in LeRobot's layout, without other files; give it alone")
+    unknown = [name for name in formats or () if name not in (*FORMATS, LEROBOT)]
     if unknown or (formats is not None and not formats):
-        raise ValueError(f"--formats: unknown {', '.join(unknown) or 'empty list'}; allowed: {', '.join(FORMATS)}")
+        raise ValueError(
+            f"--formats: unknown {', '.join(unknown) or 'empty list'}; allowed: {', '.join((*FORMATS, LEROBOT))}"
+        )
 
 
 def _written_formats(formats: Sequence[str] | None, no_twin: str) -> tuple[list[str], dict[str, str]]:
@@ -374,7 +388,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", type=a_path, metavar="RUN", help="folder of a run, or a shipped policy")
     add_policy_options(parser)
     parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="folder to create")
-    parser.add_argument("--formats", metavar="A,B", help=f"any of {','.join(FORMATS)}; default: all possible ones")
+    formats = f"any of {','.join(FORMATS)}; default: all possible ones; or {LEROBOT}"
+    parser.add_argument("--formats", metavar="A,B", help=formats)
     parser.add_argument(
         "--clip",
         choices=("auto", "space", "none"),
