@@ -50,7 +50,7 @@ def observations(rows: int = 2) -> dict[str, Any]:
 @cache
 def started(**model: Any) -> tuple[LeRobotPolicy, Params]:
     policy = make(**{name: json.loads(value) for name, value in model.items()})
-    return policy, policy.init(jax.random.key(0), observations(1))
+    return policy, jax.jit(policy.init)(jax.random.key(0), observations(1))
 
 
 def moved(params: Params) -> Params:
