@@ -27,7 +27,6 @@ from ejax.numerics.finite import all_finite
 from ejax.numerics.platforms import by_platform
 from ejax.numerics.traced_options import is_active, is_array
 from ejax.schema.frozen import ANY_CASE, Kwargs, StrictModel, one_for_equal
-from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Params, PyTree, TrainState, split_critic, with_networks
 
 
@@ -216,49 +215,17 @@ class LearningRate(NamedTuple):
     learning_rate: Array
 
 
-class WeightAverage(NamedTuple):
-    """State of the link after it, of an optimizer with ``ema_decay``."""
-
-    averaged_steps: Array
-    average: PyTree
-
-
 @one_for_equal
 def make_optimizer(config: OptimizerConfig) -> Elementwise:
     """Make the optimizer, without gradient clipping; equal configs give the same one."""
     kwargs = _keywords(OPTIMIZER_KWARGS[config.name], config.kwargs)
     ascent = [optax.scale(-1.0)] if kwargs.maximize else []
-    average = [] if config.ema_decay is None else [average_weights(config.ema_decay)]
-    rate = scale_by_learning_rate(config.learning_rate)
-    return Elementwise(*optax.chain(*ascent, kwargs.direction(), rate, *average))
+    links = [*ascent, kwargs.direction(), scale_by_learning_rate(config.learning_rate)]
+    if config.ema_decay is not None:
+        from ejax.numerics.weight_average import average_weights  # few runs have one
 
-
-def average_weights(decay: float) -> optax.GradientTransformation:
-    """Keep the average of ``OptimizerConfig.ema_decay``; the step is not changed."""
-
-    def init(params: PyTree) -> WeightAverage:
-        return WeightAverage(jnp.zeros((), jnp.int32), params)
-
-    def update(updates: PyTree, state: WeightAverage, params: PyTree = None) -> tuple[PyTree, WeightAverage]:
-        t = state.averaged_steps.astype(jnp.float32)
-        share = 1.0 - jnp.minimum(decay, t / (t + 9.0))  # at t = 0 all: the weights that a run starts from come later
-        average = optax.incremental_update(optax.apply_updates(params, updates), state.average, share)
-        return updates, WeightAverage(state.averaged_steps + 1, average)
-
-    return optax.GradientTransformation(init, update)
-
-
-def acting_params(train: TrainState) -> Params:
-    """Return the parameters by which a policy acts outside its training: the average, where there is one."""
-    links = jax.tree.leaves(train.opt_state, is_leaf=lambda x: isinstance(x, WeightAverage))
-    for link in (each for each in links if isinstance(each, WeightAverage)):
-        taken = link.averaged_steps > 0  # of a population [M]
-
-        def choose(average: Array, own: Array, taken: Array = taken) -> Array:
-            return jnp.where(taken.reshape(taken.shape + (1,) * (own.ndim - taken.ndim)), average, own)
-
-        return {**train.params, "params": jax.tree.map(choose, link.average, train.params["params"])}
-    return train.params
+        links.append(average_weights(config.ema_decay))
+    return Elementwise(*optax.chain(*links))
 
 
 @one_for_equal
@@ -266,8 +233,7 @@ def make_actor_critic_optimizer(actor: OptimizerConfig, critic: OptimizerConfig)
     """Join two optimizers that are stepped apart: one of the network ``critic``, one of all the others. The state is
     ``{"actor": …, "critic": …}``; ``update`` takes the gradients of either or both, and leaves the other's state."""
     if actor.ema_decay is not None or critic.ema_decay is not None:
-        text = "is for algorithms that step actor and critic together, such as bc, ppo and grpo; leave it out"
-        raise ConfigError([Problem("algorithm.cfg.optimizer.ema_decay", text)])
+        raise ValueError("ema_decay is for algorithms with one optimizer, such as bc, ppo and grpo; leave it out")
     # optax.partition steps all parts at once: the critic's epochs would move the actor's moments
     optimizers = {"actor": make_optimizer(actor), "critic": make_optimizer(critic)}
 

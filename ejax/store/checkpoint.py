@@ -119,7 +119,7 @@ def recover_checkpoints(directory: Path) -> list[Path]:
 
 
 _PARAMS = "train.params."
-_AVERAGE = re.compile(r"(train\.opt_state\.(?:[^.]+\.)*?)average\.")  # of ejax.optim.WeightAverage
+_AVERAGE = re.compile(r"(train\.opt_state\.(?:[^.]+\.)*?)average\.")  # of ejax.numerics.weight_average
 
 
 def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, dict[str, Any]]:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.evaluation import evaluation_notes
 from ejax.logs.metrics import MetricWriter
-from ejax.optim import acting_params
 from ejax.runtime.process_exit import hard_exit
 from ejax.runtime.processes import Group, RescueCall, report_failure
 from ejax.runtime.sharding import local_copy, process_count
@@ -40,7 +39,7 @@ from ejax.training.evaluators import (
     write_fresh,
 )
 from ejax.training.open_run import OpenRun
-from ejax.training.recorder import VideoRecorder
+from ejax.training.recorder import VideoRecorder, evaluated_params
 from ejax.training.reporter import TIME, MetricReporter, OnLog, SkippedUpdates
 from ejax.training.saver import BestDecision, Lane, Progress, Saver
 from ejax.training.steppers import ShouldStop
@@ -221,7 +220,7 @@ class RunSink:
         return local_copy(params, self._device) if self._members is None else params
 
     def _begin_evaluation(self, state: Any) -> Callable[[], Metrics]:
-        params = self._own_params(acting_params(state.train))
+        params = self._own_params(evaluated_params(state.train))
         return dict if self._evaluator is None else self._evaluator.begin(params)  # the first process evaluates alone
 
     def _evaluate_now(self) -> None:
@@ -304,7 +303,7 @@ class RunSink:
         if process_count() > 1:  # all of them would have to read a checkpoint
             self.note("several processes play no fresh episodes; ejax evaluate RUN --seed S does")
             return []
-        params = self._own_params(acting_params(self._run.state.train))
+        params = self._own_params(evaluated_params(self._run.state.train))
         savers = zip(self._savers, lasts, strict=True)
         bests = [best_or_last(saver.best, last, self._writer.alarm) for saver, last in savers]
         kept = [params_of(*each) for each in zip(bests, lasts, self._of_lanes(params), strict=True)]
@@ -364,7 +363,7 @@ class RunSink:
             return self._members.result(run, facts | {"training_fps": steps_per_s * len(self._savers)})
         result = RunResult(
             policy=self._parts.policy,
-            params=acting_params(state.train),
+            params=evaluated_params(state.train),
             **facts,
             training_fps=steps_per_s,
             skipped_updates=progress.skipped_updates,

@@ -167,7 +167,7 @@ def _options(policy: LeRobotPolicy) -> dict[str, Any]:
 
 def _made_options(spec: ExpertSpec, policy: LeRobotPolicy) -> dict[str, Any]:
     size = [spec.patch * spec.side] * 2
-    options = {
+    options: dict[str, Any] = {
         "type": spec.kind,
         "chunk_size": spec.chunk,
         "max_state_dim": spec.max_state,
@@ -197,13 +197,13 @@ def _write_pipelines(folder: Path, policy: LeRobotPolicy, units: Params, config:
     padding = "max_length" if kind == "pi0" else config.get("pad_language_to", "longest")
     published = {"pi0": "google/paligemma-3b-pt-224", "smolvla": "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"}
     name = "." if policy.folder is None else config.get("vlm_model_name", published[kind])
-    text = {"max_length": policy.tokens, "task_key": "task", "padding_side": "right", "padding": padding}
+    tokens = {"max_length": policy.tokens, "task_key": "task", "padding_side": "right", "padding": padding}
     device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
     before: list[dict[str, Any]] = [
         {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
         {"registry_name": "to_batch_processor", "config": {}},
         {"registry_name": newline, "config": {}},
-        {"registry_name": "tokenizer_processor", "config": {**text, "truncation": True, "tokenizer_name": name}},
+        {"registry_name": "tokenizer_processor", "config": {**tokens, "truncation": True, "tokenizer_name": name}},
         device,
         {"registry_name": "normalizer_processor", "config": norm},
     ]

@@ -201,7 +201,7 @@ def make_of(
         "action": (size // horizon, "max_action", "action"),
     }
     if words is not None:
-        spec = replace(spec, **{most: here for here, most, _ in sizes.values()})
+        spec = replace(spec, max_state=sizes["state"][0], max_action=sizes["action"][0])
     features = {**options.get("input_features", {}), **options.get("output_features", {})}
     for name, (here, most, key) in sizes.items():
         theirs = features.get(key, {}).get("shape", [here])[0]
