@@ -114,8 +114,7 @@ class OptimizerConfig(StrictModel):
     ``dampening``, ``weight_decay``, ``nesterov``, ``maximize``. rmsprop: ``alpha``, ``eps``, ``weight_decay``,
     ``momentum``, ``centered``, ``maximize``."""
     ema_decay: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """Keep an average of the weights, ā ← d·ā + (1 − d)·w at each step, d = min(ema_decay, t/(t + 9)) at step t from 0.
-    It is what is evaluated, exported and started from; rollouts and gradients are of the weights. None: no average."""
+    """Decay of an average of the weights, which acts outside rollouts: ``ejax.numerics.weight_average``. None: none."""
 
     @field_validator("kwargs")
     @classmethod
