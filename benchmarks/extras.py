@@ -49,7 +49,6 @@ SMOKE = {
     "onnx": "python -c 'import onnx, onnxruntime, onnxscript; import interop.onnx_policy'",
     "leapp": f"{EXPORT} --formats onnx --leapp && ejax verify policy",
     "serve": f'{RUN} && (timeout 60 ejax serve outputs/point_mass_ppo --port 18765 & python -c "{ASK}")',
-    "jax2onnx": "python -c 'import jax2onnx, onnxruntime, interop.artefacts.onnx_model'",
     "docs": "mkdocs --version",
     "dev": "ruff --version && mypy --version && pytest --version",
     # gigabytes, for machines with a GPU: that the resolver finds a set of versions is all that is tried

@@ -96,11 +96,11 @@ def play(
         obs = {name: np.asarray(carry.obs[name]) for name in (*spec["images"], *spec["observation"])}
         texts = _texts(carry.obs, spec, episodes) if say is None else [say] * episodes
         if texts:
-            obs[spec["text"]] = np.array(texts)
+            obs[spec["text"]["part"]] = np.array(texts)
         carry, timestep = one_step(env, carry, ask(obs), jax.random.fold_in(key_steps, t))
         for i in np.flatnonzero(running):
             record = records[i]
-            record.setdefault("instruction", texts[i] if texts else spec["instruction"])
+            record.setdefault("instruction", texts[i] if texts else spec["text"]["instruction"])
             record["return"] += float(timestep.reward[i])
             record["length"] += 1
             if "success" in timestep.info:
@@ -118,15 +118,15 @@ def answer_recorded(directory: Path, ask: Controller, say: str, most: int = 16) 
         names = (*spec["images"], *spec["observation"])
         obs = {name: file[f"environment/observation/{name}"][:most] for name in names}
     rows = len(next(iter(obs.values())))
-    action = ask({**obs, spec["text"]: np.array([say] * rows)})
+    action = ask({**obs, spec["text"]["part"]: np.array([say] * rows)})
     return f"{rows} observations, {say!r}: actions {list(action.shape)}, from {action.min():.3f} to {action.max():.3f}"
 
 
 def _texts(obs: Mapping[str, Any], spec: Mapping[str, Any], episodes: int) -> list[str]:
     """Return the environment's words, as a person would say them; nothing where it has none."""
-    if spec["text"] not in obs:
+    if spec["text"]["part"] not in obs:
         return []
-    rows = np.asarray(obs[spec["text"]])
+    rows = np.asarray(obs[spec["text"]["part"]])
     return [rows[i].tobytes().rstrip(b"\0").decode() for i in range(episodes)]
 
 

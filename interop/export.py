@@ -2,8 +2,8 @@
 
 <DIR>/
     policy.{pt,safetensors,pt2,onnx,torchscript,stablehlo}     as chosen by --formats
-    policy.json         the policy's structure (``interop.twin.spec``); makes the torch twin with policy.pt. Of a policy
-                        of your own, which has no twin, its interface; it is exported to stablehlo, by jax2onnx to onnx
+    policy.json         the policy's structure (``interop.twin.spec``) or its program (``interop.twin.program``); makes
+                        the torch twin with policy.pt
     contract.json       inputs and outputs (``interop.artefacts.contract``)
     episode.json        an episode to replay: its start, its return (``interop.artefacts.episode``); missing where
                         the environment is outside JAX, has no end, or is given clipped actions that it does not clip
@@ -40,7 +40,6 @@ from ejax.play.saved_policy import chosen_checkpoint, restore_policy
 from ejax.policies.normalize import acting_statistics
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with, refused
-from ejax.schema.messages import explain
 from ejax.schema.plain_files import a_path, to_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options
@@ -55,15 +54,14 @@ from interop.artefacts import leapp_bundle, loader
 from interop.artefacts.cases import observe_env
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
-from interop.artefacts.formats import FORMATS, Trained, installed_versions
+from interop.artefacts.formats import FORMATS, JAX_FORMAT, Trained, installed_versions
 from interop.artefacts.parity import ConversionError, save_cases, without_ties
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
-from interop.exporters.record import described, exporter_of_any, observed
+from interop.exporters.record import actor_function, described, exporter_of_any, observed
 from interop.standalone_verify import SCHEMA_VERSION, Case, ParityError, raise_on_problems, sha256
 from interop.twin.kinds import Spec, spec_to_json
-from interop.twin.spec import MEMORY, NEXT_MEMORY
-from interop.twin.vla_spec import VLASpec
+from interop.twin.spec import MEMORY, NEXT_MEMORY, ProgramSpec
 from interop.verify import check_artefacts, check_bundle, format_table
 
 Clipping = Literal["auto", "space", "none"]
@@ -198,7 +196,7 @@ def export_policy(
 
     Args:
         env: where the policy was trained; the observations that it is checked on come from there.
-        formats: None: all; of a policy without a twin those that can be made, with the others under ``left_out``.
+        formats: None: all; of a policy that torch cannot run those that can be made, the others under ``left_out``.
         origin: ``checkpoint`` (a name), ``global_step``, ``env`` {``id``, ``cfg``} and, if they are known, the
             ``matmul_precision`` of the training and what was ``evaluated``: written down as they are. The proof itself
             is for float32.
@@ -213,7 +211,7 @@ def export_policy(
     Raises:
         ParityError: an artefact does not answer as JAX does.
         MissingPackageError: a package that one of the formats needs is not installed.
-        ValueError: an unknown format, one that needs the torch twin that the policy has not, or a ConversionError.
+        ValueError: an unknown format, or a ConversionError: one that needs torch, which cannot run the policy.
         FileExistsError: ``to`` holds files already.
     """
     _check_names(formats)
@@ -222,10 +220,7 @@ def export_policy(
         raise FileExistsError(f"{to} {there}; give a new folder")
     with tempfile.TemporaryFile(dir=make_folder(to.parent)):
         pass  # now: what cannot be written is not computed
-    exporter, no_twin = exporter_of_any(policy)
-    if no_twin:
-        no_twin = f"policies of the class {type(policy).__name__} have no torch twin: {no_twin}"
-    written, left_out = _written_formats(formats, no_twin)
+    exporter, written = exporter_of_any(policy), _written_formats(formats)
     exported, spec = described(exporter, policy, env)
     taken = {MEMORY, NEXT_MEMORY} & observed(env).keys()
     if taken := taken | {*spec.reads} & {*(spec.outputs if "onnx" in written else ())}:  # ONNX has one name for one
@@ -235,8 +230,8 @@ def export_policy(
         for i in np.flatnonzero(std < 1e-3):
             print(f"ejax export: {name}[{i}], {mean[i]:.4g} ± {std[i]:.2g}, {text}", file=sys.stderr)
     params = exporter.exported_params(policy, params)
-    if leapp and (isinstance(spec, VLASpec) or "onnx" not in written):
-        reason = "this policy reads text" if isinstance(spec, VLASpec) else left_out.get("onnx", "onnx is not chosen")
+    if leapp and (spec.text is not None or "onnx" not in written):
+        reason = "this policy reads text" if spec.text is not None else "onnx is not chosen"
         raise ValueError(f"--leapp needs the format onnx of a policy that reads no text; {reason}")
     env_clips = clips_actions(env)
     clips, reason = _decide_clipping(clipping, env.action_space, env_clips, spec)
@@ -249,8 +244,20 @@ def export_policy(
     cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space, own)
     cases = [case for case in map(without_ties, cases) if len(case.expected["action"])] if own.whole else cases
     documents = exporter.documents(exported, seen)
-    tensors = state_dict_from_params(exported, params) if not no_twin else {}
-    trained = Trained(exported, params, spec, tensors, origin["global_step"], exporter_of_any(exported)[0])
+    acting, left_out = exporter_of_any(exported), dict[str, str]()
+    function = actor_function(acting, exported, params, spec)
+    tensors = (acting.state_dict or state_dict_from_params)(exported, params)
+    if isinstance(spec, ProgramSpec) and written != [JAX_FORMAT]:
+        from interop.exporters.program import with_program  # here: it needs torch
+
+        try:
+            spec = with_program(spec, function)
+        except ConversionError as error:
+            if formats or JAX_FORMAT not in written or leapp:
+                raise
+            left_out = {name: str(error) for name in written if name != JAX_FORMAT}
+            written = [JAX_FORMAT]
+    trained = Trained(function, spec, tensors, origin["global_step"])
     documents["contract.json"] = make_contract(origin["env"], env, spec, seen, reason)
     # a policy that only the export clips has other returns than the trained one
     as_trained = not clips or bool(env_clips)
@@ -265,7 +272,8 @@ def export_policy(
         **({"evaluated": origin["evaluated"]} if origin.get("evaluated") else {}),
         **exporter.facts(policy),
     }
-    return _write(to, written, trained, documents, cases, facts, None if formats else left_out, leapp)
+    facts |= {"left_out": left_out} if left_out else {}
+    return _write(to, written, trained, documents, cases, facts, leapp)
 
 
 def _decide_clipping(
@@ -299,11 +307,9 @@ def _write(
     documents: Mapping[str, Any],
     cases: list[Case],
     facts: dict[str, Any],
-    left_out: dict[str, str] | None,
-    leapp: bool = False,
+    leapp: bool,
 ) -> dict[str, Any]:
-    """Write and check everything in a folder next to ``to``, then move it there. Returns the certificate. ``left_out``:
-    format -> the reason. None: all were chosen, and one that cannot be made is an error."""
+    """Write and check everything in a folder next to ``to``, then move it there. Returns the certificate."""
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".partial-{to.name}-") as scratch:
         # next to ``to``, on the same file system: the last step is a rename
         made = Path(scratch) / "export"
@@ -313,19 +319,12 @@ def _write(
             text = document if isinstance(document, str) else to_json(document, "null", indent=2)
             replace_file(made / name, text)
         save_cases(made / "observations.npz", cases)
-        if isinstance(trained.spec, VLASpec):
-            check_texts(made, trained.spec)
+        check_texts(made, trained.spec)
         for name in formats:
-            try:
-                FORMATS[name].write(made / FORMATS[name].file, trained)
-            except ConversionError as error:
-                if left_out is None or leapp:
-                    raise
-                left_out[name] = explain(error)
-        written = [name for name in formats if name not in (left_out or {})]
-        if trained.state_dict:  # of a policy that has a twin
+            FORMATS[name].write(made / FORMATS[name].file, trained)
+        if [*formats] != [JAX_FORMAT]:
             loader.write_loader(made)
-        artefacts = check_artefacts(made, trained.spec, cases, written, trust=True)
+        artefacts = check_artefacts(made, trained.spec, cases, formats, trust=True)
         if leapp:
             leapp_bundle.write_bundle(made, trained.spec, installed_versions())
             artefacts["leapp"] = check_bundle(made, trained.spec, cases, installed_versions())
@@ -339,7 +338,6 @@ def _write(
             },
             **({"leapp": artefacts.pop("leapp")} if leapp else {}),
             "artefacts": artefacts,
-            **({"left_out": left_out} if left_out else {}),
             "sha256": {file.name: sha256(file) for file in sorted(made.iterdir())},
             "versions": {"python": platform.python_version(), "machine": platform.machine(), **installed_versions()},
         }
@@ -361,26 +359,18 @@ def _check_names(formats: Sequence[str] | None) -> None:
         )
 
 
-def _written_formats(formats: Sequence[str] | None, no_twin: str) -> tuple[list[str], dict[str, str]]:
-    """Return the formats to make, and why others are left out. ``formats``: as in ``export_policy``. ``no_twin``: the
-    reason that the policy has no twin. Empty: it has one."""
+def _written_formats(formats: Sequence[str] | None) -> list[str]:
+    """Return the formats to make. ``formats``: as in ``export_policy``."""
     chosen = list(formats or FORMATS)
-    possible = [name for name in chosen if not no_twin or FORMATS[name].converted_with is not None]
-    left_out = {name: "the policy has no torch twin" for name in chosen if name not in possible}
-    if formats and left_out:
-        known = ",".join(name for name, x in FORMATS.items() if x.converted_with is not None)
-        raise ValueError(f"{no_twin}. There is no {', '.join(left_out)} of it; give --formats {known}")
-    missing = {name: FORMATS[name].missing(to_write=True, twin=not no_twin) for name in possible}
+    missing = {name: FORMATS[name].missing(to_write=True) for name in chosen}
     lacking = {name: packages for name, packages in missing.items() if packages}
-    others = [name for name in possible if name not in lacking]
-    if no_twin and not formats and others:
-        left_out |= {name: f"not installed: pip install {' '.join(packages)}" for name, packages in lacking.items()}
-    elif lacking:
+    if lacking:
         packages = " ".join(sorted({package for some in lacking.values() for package in some}))
+        others = [name for name in chosen if name not in lacking]
         without = f", or leave them out: --formats {','.join(others)}" if others else ""
         text = f"not installed, but needed for {', '.join(lacking)}: pip install {packages}{without}"
         raise MissingPackageError(text)
-    return others, left_out
+    return chosen
 
 
 def _parser() -> argparse.ArgumentParser:

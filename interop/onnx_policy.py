@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from interop.standalone_verify import NEXT_MEMORY, open_session
 from interop.twin.kinds import Spec, load_spec
-from interop.twin.parts import check_remembered, in_type, policy_inputs, vla_tokenizer
+from interop.twin.parts import check_remembered, in_type, load_tokenizer, policy_inputs
 from interop.twin.text import Tokenizer
-from interop.twin.vla_spec import VLASpec
 
 
 class OnnxPolicy:
-    """A policy in ONNX Runtime: ``act`` and ``reset`` as those of ``interop.policy.TorchPolicy`` and ``TorchVLA``."""
+    """A policy in ONNX Runtime: ``act`` and ``reset`` as those of ``interop.twin.acting.Twin``."""
 
     def __init__(self, spec: Spec, session: Any, tokenizer: Tokenizer | None = None) -> None:
         self.spec, self.tokenizer, self._session = spec, tokenizer, session
@@ -57,9 +56,8 @@ class OnnxPolicy:
 
 
 def load_policy(directory: Path | str) -> OnnxPolicy:
-    """Load an export with the format onnx, from its ``policy.json``, ``policy.onnx`` and, of a VLA, ``tokenizer.json``.
-    Raises FileNotFoundError: one of them is missing. ValueError: one is not an export's."""
+    """Load an export with the format onnx, from its ``policy.json``, ``policy.onnx`` and, if it reads text,
+    ``tokenizer.json``. Raises FileNotFoundError: one of them is missing. ValueError: one is not an export's."""
     directory = Path(directory)
     spec = load_spec(directory / "policy.json")
-    tokenizer = vla_tokenizer(directory, spec) if isinstance(spec, VLASpec) else None
-    return OnnxPolicy(spec, open_session(directory / "policy.onnx"), tokenizer)
+    return OnnxPolicy(spec, open_session(directory / "policy.onnx"), load_tokenizer(directory, spec))

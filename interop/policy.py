@@ -5,10 +5,10 @@ action = policy.act(obs)                                  # tensors or NumPy arr
 action, log_prob, value = policy.get_action(obs)          # EmbodiChain's first versions
 td = policy.get_action(TensorDict({"obs": obs}, [N]))     # EmbodiChain 0.2 and 0.3
 
-A vision-language-action policy is a ``TorchVLA`` (``interop.twin.vla``), which has ``act`` alone.
+A policy that no ``PolicySpec`` describes is a ``TorchProgram`` (``interop.twin.program``): ``act`` and ``reset``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,10 @@ from interop.twin.networks import (
     make_recurrence,
     recurrent_step,
 )
-from interop.twin.parts import narrow, parts, shared_batch, vla_tokenizer
+from interop.twin.parts import load_tokenizer, narrow, parts, shared_batch
+from interop.twin.program import TorchProgram
 from interop.twin.spec import MemorySpec, PolicySpec, encoder_name
 from interop.twin.text import Tokenizer
-from interop.twin.vla import TorchVLA
-from interop.twin.vla_spec import VLASpec
 
 _OBSERVATION = ("obs", "observation")
 """Names of a ``td``'s observation: EmbodiChain's, and those of its pull request 122."""
@@ -267,25 +266,19 @@ def deployed(spec: Spec, state_dict: Mapping[str, Any]) -> nn.Module:
     return make_policy(spec, state_dict).deployed()
 
 
-TWINS: dict[type, Callable[[Any], Any]] = {PolicySpec: TorchPolicy, VLASpec: TorchVLA}
-"""Spec -> torch module, whose ``deployed()`` takes ``spec.inputs`` and gives ``spec.outputs``, all by position."""
-
-
 def load_policy(directory: Path | str) -> Any:
-    """Load the twin from an export's ``policy.json``, ``policy.pt`` and, of a ``TorchVLA``, ``tokenizer.json``.
+    """Load the twin from an export's ``policy.json``, ``policy.pt`` and, if it reads text, ``tokenizer.json``.
 
     Returns:
-        A ``TorchPolicy`` or ``TorchVLA``, in evaluation mode.
+        A ``TorchPolicy`` or ``TorchProgram``, in evaluation mode.
 
     Raises:
         FileNotFoundError: ``directory`` is not an export, or has no ``policy.pt``.
-        ValueError: one of the files is not an export's, whose code is not run; or the policy has no twin.
+        ValueError: one of the files is not an export's, whose code is not run.
     """
     directory = Path(directory)
     spec = load_spec(directory / "policy.json")
-    tokenizer = vla_tokenizer(directory, spec) if isinstance(spec, VLASpec) else None
-    weights = load_state_dict(directory / "policy.pt") if type(spec) in TWINS else {}
-    return make_policy(spec, weights, tokenizer)
+    return make_policy(spec, load_state_dict(directory / "policy.pt"), load_tokenizer(directory, spec))
 
 
 def load_state_dict(path: Path) -> dict[str, Tensor]:
@@ -310,18 +303,15 @@ def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer 
     """Make the twin with these weights (arrays or tensors), in evaluation mode: no dropout.
 
     Args:
-        tokenizer: of a ``TorchVLA``, for texts.
+        tokenizer: of a policy that reads text.
 
     Returns:
-        A ``TorchPolicy`` or ``TorchVLA``.
+        A ``TorchPolicy`` or ``TorchProgram``.
 
     Raises:
         RuntimeError: the state_dict is not that of such a policy; torch names the keys.
     """
-    if type(spec) not in TWINS:
-        text = "this policy of your own has no torch twin; interop.onnx_policy.load_policy runs its policy.onnx, and"
-        raise ValueError(f"{text} jax.export its policy.stablehlo (docs/export.md)")
-    policy = TWINS[type(spec)](spec)
+    policy: Any = TorchPolicy(spec) if isinstance(spec, PolicySpec) else TorchProgram(spec)
     if tokenizer is not None:
         policy.tokenizer = tokenizer
     weights = {name: as_tensor(x, name, torch.device("cpu")) for name, x in state_dict.items()}

@@ -39,7 +39,7 @@ class PolicyKind:
     loaded_actor_note: Callable[..., str] = lambda *, squashed: ""
     """A message about what ``load_actor`` takes over."""
     exporters: Mapping[type, str] = field(default_factory=dict)
-    """Class of its policies -> place of its ``interop.exporters.record.Exporter``. Empty: no twin in torch."""
+    """Class of its policies -> place of its ``interop.exporters.record.Exporter``. Empty: that of all others."""
 
     @property
     def built_in(self) -> bool:
@@ -48,9 +48,8 @@ class PolicyKind:
     @property
     def exported_to(self) -> str:
         """Formats of ``ejax export``, in words."""
-        if self.exporters:
-            return "pt, safetensors, pt2, onnx, torchscript, stablehlo"
-        return "stablehlo, and onnx by jax2onnx; a policy of your own has no twin in torch"
+        formats = "pt, safetensors, pt2, onnx, torchscript, stablehlo"
+        return formats if self.exporters else f"{formats}; stablehlo alone where torch lacks one of its operations"
 
     @property
     def has_critic(self) -> bool:

@@ -33,8 +33,7 @@ from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.parity import allowed_error
 from interop.standalone_verify import CONSECUTIVE, Arrays, Case
 from interop.twin.kinds import Spec
-from interop.twin.spec import MEMORY, WHOLE_OBS, Paths, PolicySpec, ProgramSpec
-from interop.twin.vla_spec import NOISE
+from interop.twin.spec import MEMORY, NOISE, WHOLE_OBS, Paths, PolicySpec, ProgramSpec
 
 _NUM_ENVS, _NUM_STEPS = 16, 128
 _NUM_CONSECUTIVE = 1000

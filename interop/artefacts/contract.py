@@ -11,10 +11,11 @@ from ejax.envs.description import Feature, describe
 from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv
 from interop.artefacts.cases import feature_ranges, leaves_of
+from interop.artefacts.texts import TEXTS
 from interop.standalone_verify import Arrays
 from interop.twin.kinds import Spec
-from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec
-from interop.twin.vla_spec import NOISE, TEXTS, TOKENIZER, TOKENS, VLASpec
+from interop.twin.spec import MEMORY, NEXT_MEMORY, NOISE, TOKENS, MemorySpec, ProgramSpec, TextSpec
+from interop.twin.text import TOKENIZER
 
 
 def make_contract(
@@ -38,11 +39,14 @@ def make_contract(
             for name in spec.numbers
         ),
     ]
-    if isinstance(spec, VLASpec):
-        observation += _vla_inputs(spec, seen)
-        chunk = spec.horizon
-    elif spec.memory is not None:
+    if spec.text is not None:
+        observation.append(_tokens(spec, spec.text, seen))
+    if spec.head == "flow":
+        observation.append(_entry(NOISE, spec, meaning=_NOISE, default=0.0))
+    if spec.memory is not None:
         observation.append(_memory(spec, spec.memory))
+    if isinstance(spec, ProgramSpec) and spec.horizon:
+        chunk = spec.horizon
     outputs = [
         {
             "name": name,
@@ -98,6 +102,10 @@ def _action_facts(env: Env | HostEnv, chunk: int) -> dict[str, Any]:
 
 
 _IMAGE = "an image: rows from the top, columns from the left, red, green, blue; taken as it is, not scaled"
+_NOISE = (
+    "what the flow starts from: zeros for the action that evaluation plays, N(0, 1) for a sample. Equal noise "
+    "gives equal bits in one format and batch; policy.onnx takes zeros by default"
+)
 _MEANING = {
     "action": "the most probable action, of the environment's space: send this",
     "mean": "of the normal distribution, before tanh, clipping and rounding",
@@ -154,29 +162,21 @@ def _memory(spec: Spec, memory: MemorySpec) -> dict[str, Any]:
     return _entry(MEMORY, spec, meaning=meaning, reset=0.0, next=NEXT_MEMORY)
 
 
-def _vla_inputs(spec: VLASpec, seen: Arrays) -> list[dict[str, Any]]:
-    """Describe the instruction and the noise."""
+def _tokens(spec: Spec, own: TextSpec, seen: Arrays) -> dict[str, Any]:
     text: dict[str, Any] = {
-        "part": spec.text,
+        "part": own.part,
         "encoding": "utf-8",
         "tokenizer": TOKENIZER,
         "checked_on": TEXTS,
-        "length": int(seen[spec.text].shape[-1]) if spec.text in seen else None,
-        "instruction": spec.instruction,
+        "length": int(seen[own.part].shape[-1]) if own.part in seen else None,
+        "instruction": own.instruction,
     }
-    if spec.sentences:
-        text["sentences"] = list(spec.sentences)
     words = (
         "the instruction: a number for each of its words by the tokenizer, 1 for an unknown one, then zeros; "
         "interop.twin.text makes them without jax and torch. length: most bytes of a text in training; instruction: "
-        "the one of a policy that was always given the same; sentences: all that it knows"
+        "the one of a policy that was always given the same"
     )
-    noise = (
-        "what the flow starts from: zeros for the action that evaluation plays, N(0, 1) for a sample. Equal noise "
-        "gives equal bits in one format and batch; policy.onnx takes zeros by default"
-    )
-    entries = [_entry(TOKENS, spec, meaning=words, low=0, high=spec.num_tokens - 1, text=text)]
-    return entries + ([_entry(NOISE, spec, meaning=noise, default=0.0)] if NOISE in spec.inputs else [])
+    return _entry(TOKENS, spec, meaning=words, low=0, high=own.num_tokens - 1, text=text)
 
 
 def _chunk(space: gymnasium.Space, chunk: int, period: float | None) -> dict[str, Any]:

@@ -22,25 +22,21 @@ from numpy.typing import NDArray
 
 from interop.standalone_verify import MAX_ARTEFACT, ParityError, RunArtefact, check_plain, load_onnx, read_bytes
 from interop.twin.kinds import Spec, spec_to_json
-from interop.twin.spec import MEMORY, ProgramSpec
 
-_LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime", "onnxscript", "jax2onnx")
+_LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime", "onnxscript")
 
 
 @dataclass(frozen=True)
 class Trained:
     """A policy in each form that a writer may need."""
 
-    policy: Any
-    """An ejax policy, as ``describe`` of its ``interop.exporters.record.Exporter`` gives it."""
-    params: Any
+    function: Callable[..., Any]
+    """The deployed actor in JAX: ``spec.inputs`` in, ``spec.outputs`` out, all by position."""
     spec: Spec
     state_dict: Mapping[str, NDArray[Any]]
-    """The state_dict with EmbodiChain's keys, see ``interop.checkpoints.weights``; empty where there is no twin."""
+    """With EmbodiChain's keys, see ``interop.checkpoints.weights``, or of a ``ProgramSpec`` with those of JAX."""
     global_step: int
     """Environment steps it was trained for."""
-    exporter: Any
-    """The ``Exporter`` of the policy's class."""
 
     @cached_property
     def twin(self) -> Any:
@@ -48,26 +44,6 @@ class Trained:
         from interop.policy import deployed
 
         return deployed(self.spec, self.state_dict).eval()
-
-    @cached_property
-    def function(self) -> Callable[..., Any]:
-        """The deployed actor in JAX: ``spec.inputs`` in, ``spec.outputs`` out, all by position."""
-        import jax
-
-        from interop.artefacts.cases import plain_answer
-
-        spec, exporter = self.spec, self.exporter
-        policy, params = exporter.actor_of(self.policy), exporter.actor_params(self.policy, self.params)
-
-        def deployed(*leaves: Any) -> Any:
-            with jax.default_matmul_precision("highest"):  # on an NVIDIA GPU the default rounds to TF32
-                inputs = dict(zip(spec.inputs, leaves, strict=True))
-                memory = inputs.pop(MEMORY) if spec.remembers else None
-                observation = exporter.observation(spec, inputs)
-                # not as a program in the program: of that, what no output needs would be kept, such as a critic
-                return plain_answer(policy, params, observation, spec, memory)
-
-        return deployed
 
     @cached_property
     def program(self) -> Any:
@@ -91,16 +67,14 @@ class ExportFormat:
     """Packages needed to load it, under pip's names."""
     written_with: tuple[str, ...] = ()
     """Further packages needed to write it."""
-    converted_with: tuple[str, ...] | None = None
-    """Instead of those, where the policy has no twin in torch. None: then it cannot be written."""
     runs_code: bool = False
     """Loading or running the file can execute its maker's code."""
     deprecated: str = ""
     """Reason not to begin with it, and what to use; printed where it is written."""
 
-    def missing(self, *, to_write: bool = False, twin: bool = True) -> list[str]:
+    def missing(self, *, to_write: bool = False) -> list[str]:
         """List the packages that are not installed here."""
-        needs = self.needs + ((self.written_with if twin else self.converted_with or ()) if to_write else ())
+        needs = self.needs + (self.written_with if to_write else ())
         return [name for name in needs if importlib.util.find_spec(name) is None]
 
 
@@ -213,11 +187,7 @@ def _load_torchscript(path: Path, spec: Spec) -> RunArtefact:
 def _write_onnx(path: Path, trained: Trained) -> None:
     from interop.artefacts import onnx_model
 
-    if isinstance(trained.spec, ProgramSpec):
-        model = onnx_model.convert(trained.function, trained.spec)
-    else:
-        model = onnx_model.make_onnx(trained.program, trained.spec)
-    path.write_bytes(model.SerializeToString())
+    path.write_bytes(onnx_model.make_onnx(trained.program, trained.spec).SerializeToString())
 
 
 def _write_stablehlo(path: Path, trained: Trained) -> None:
@@ -258,13 +228,13 @@ def _refuse_calls_outside(module: str) -> None:
         )
 
 
+JAX_FORMAT = "stablehlo"
+"""The one that is not made of the twin."""
 FORMATS: dict[str, ExportFormat] = {
     "pt": ExportFormat("policy.pt", _load_pt, _write_pt, ("torch",)),
     "safetensors": ExportFormat("policy.safetensors", _load_safetensors, _write_safetensors, ("safetensors", "torch")),
     "pt2": ExportFormat("policy.pt2", _load_pt2, _write_pt2, ("torch",), runs_code=True),
-    "onnx": ExportFormat(
-        "policy.onnx", load_onnx, _write_onnx, ("onnxruntime",), ("torch", "onnx", "onnxscript"), ("jax2onnx", "onnx")
-    ),
+    "onnx": ExportFormat("policy.onnx", load_onnx, _write_onnx, ("onnxruntime",), ("torch", "onnx", "onnxscript")),
     "torchscript": ExportFormat(
         "policy.torchscript",
         _load_torchscript,
@@ -273,7 +243,5 @@ FORMATS: dict[str, ExportFormat] = {
         runs_code=True,
         deprecated="torch itself deprecates TorchScript, and so does ejax: use pt2 (torch.export), or onnx",
     ),
-    "stablehlo": ExportFormat(
-        "policy.stablehlo", _load_stablehlo, _write_stablehlo, ("jax", "flatbuffers"), converted_with=()
-    ),
+    JAX_FORMAT: ExportFormat("policy.stablehlo", _load_stablehlo, _write_stablehlo, ("jax", "flatbuffers")),
 }

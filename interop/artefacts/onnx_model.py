@@ -1,18 +1,17 @@
-"""ONNX models by torch's own exporter, from the twin, or by jax2onnx: of any batch, with the spec's names."""
+"""ONNX models by torch's own exporter, from the twin: of any batch, with the spec's names."""
 
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from interop.artefacts.parity import ConversionError
 from interop.twin.kinds import Spec
-from interop.twin.vla_spec import NOISE, TOKENS
+from interop.twin.spec import NOISE, TOKENS
 
 _OPSET, _IR_VERSION = 18, 8
 """The oldest that torch's exporter writes, and the format of its time; ONNX Runtime reads them since 1.14."""
@@ -24,7 +23,7 @@ def make_onnx(program: Any, spec: Spec) -> onnx.ModelProto:
 
     The input ``noise`` of a flow may be left out: zeros.
     """
-    import torch  # jax2onnx does without
+    import torch
 
     names: Any = {"input_names": spec.inputs, "output_names": spec.outputs}
     with _silence("torch.onnx"):
@@ -40,30 +39,6 @@ def make_onnx(program: Any, spec: Spec) -> onnx.ModelProto:
     if spec.head == "flow":
         _let_noise_be_left_out(graph, spec)
     onnx.checker.check_model(model, full_check=True)
-    return model
-
-
-def convert(function: Callable[..., Any], spec: Spec) -> onnx.ModelProto:
-    """Make ``make_onnx``'s model of a function of JAX, by jax2onnx. Raises ConversionError: jax2onnx does not know one
-    of its operations."""
-    import jax
-
-    with _silence("jax2onnx"):
-        import jax2onnx
-    (batch,) = jax.export.symbolic_shape("batch")
-    inputs = [
-        jax.ShapeDtypeStruct((batch, *spec.input_shape(name)), np.dtype(spec.input_dtype(name))) for name in spec.inputs
-    ]
-    try:
-        with _silence("jax2onnx"), _silence("onnx_ir"):
-            model = jax2onnx.to_onnx(function, inputs, opset=_OPSET, input_names=spec.inputs)
-        for value, name in zip(model.graph.output, spec.outputs, strict=True):  # it gives each value one name alone
-            model.graph.node.append(helper.make_node("Identity", [value.name], [name]))
-            value.name = name
-        onnx.checker.check_model(model, full_check=True)
-    except Exception as error:  # anywhere in its plugins
-        raise ConversionError(f"jax2onnx cannot convert this policy: {repr(error)[:300]}") from error
-    model.ir_version = _IR_VERSION
     return model
 
 

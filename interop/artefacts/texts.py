@@ -12,9 +12,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from interop.standalone_verify import ParityError, parse_json, read_bytes
-from interop.twin.parts import vla_tokenizer
-from interop.twin.vla_spec import TEXTS, VLASpec
+from interop.twin.kinds import Spec
+from interop.twin.parts import load_tokenizer
 
+TEXTS = "texts.json"
+"""Texts with JAX's tokens, to check a tokenizer by."""
 _SCHEMA_VERSION = 1
 
 
@@ -52,10 +54,12 @@ def texts_document(texts: Sequence[bytes], tokens: NDArray[Any]) -> dict[str, An
     }
 
 
-def check_texts(directory: Path, spec: VLASpec) -> None:
-    """Compare the export's tokenizer with JAX's stored tokens. Raises ParityError: other tokens; the text names the
-    first. FileNotFoundError, ValueError: a file is missing or not an export's."""
-    tokenizer = vla_tokenizer(directory, spec)
+def check_texts(directory: Path, spec: Spec) -> None:
+    """Compare the tokenizer of an export that reads text with JAX's stored tokens. Raises ParityError: other tokens,
+    the first of them named. FileNotFoundError, ValueError: a file is missing or not an export's."""
+    tokenizer = load_tokenizer(directory, spec)
+    if tokenizer is None:
+        return
     file = directory / TEXTS
     try:
         entries = [(bytes.fromhex(entry["utf8"]), entry["tokens"]) for entry in parse_json(read_bytes(file))["texts"]]

@@ -16,7 +16,7 @@ from interop.checkpoints.weights import params_from_state_dict
 from interop.exporters.record import policy_of
 from interop.standalone_verify import ParityError, check_files, read_certificate
 from interop.twin.kinds import load_spec
-from interop.twin.spec import PolicySpec, ProgramSpec
+from interop.twin.spec import PolicySpec
 
 _WEIGHTS = ("safetensors", "pt")
 """Formats of weights alone."""
@@ -33,8 +33,7 @@ def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
         raise ValueError(str(error)) from error
     spec = load_spec(folder / "policy.json")
     if not isinstance(spec, PolicySpec):
-        kind = "of your own" if isinstance(spec, ProgramSpec) else "that reads text"
-        raise ValueError(f"{folder} holds a policy {kind}; give its run, or a checkpoint of it")
+        raise ValueError(f"{folder} holds the program of a policy; give its run, or a checkpoint of it")
     form = next((form for form in _WEIGHTS if form in report["artefacts"]), None)
     if form is None:
         raise ValueError(f"{folder} holds no weights alone; export with --formats {','.join(_WEIGHTS)}")

@@ -1,4 +1,4 @@
-"""Export of custom policies, which have no twin in torch: the program that JAX compiles, by ``jax.export``."""
+"""Export of custom policies: the program that JAX traces."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from ejax.policies.calls import apply_policy, first_memory
 from ejax.types import Array, Key, Params, PolicyWithMemory, PyTree
 from interop.artefacts.cases import draw_cases, nest_inputs
-from interop.exporters.record import Exporter
+from interop.exporters.record import Exporter, named_weights
 from interop.standalone_verify import Case
 from interop.twin.spec import MemorySpec, Paths, ProgramSpec
 
@@ -93,4 +93,9 @@ def _draw_cases(policy: Any, *rest: Any) -> list[Case]:
         raise ValueError(f"{text} take its dtypes from its inputs and parameters: {str(error)[:500]}") from error
 
 
-EXPORTER = Exporter(describe=_describe, actor_of=lambda policy: policy, draw_cases=_draw_cases)
+EXPORTER = Exporter(
+    describe=_describe,
+    actor_of=lambda policy: policy,
+    state_dict=lambda policy, params: named_weights(params),
+    draw_cases=_draw_cases,
+)

@@ -2,19 +2,23 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from ejax.policies.heads import injected
 from ejax.policies.record import find_policy
+from ejax.runtime.tree_text import named_leaves
 from ejax.schema.registry import entries, import_entry
 from ejax.types import Array, Env, HostEnv, Params, Policy, PyTree
-from interop.artefacts.cases import draw_cases, leaves_of, nest_inputs, paths_of
+from interop.artefacts.cases import draw_cases, leaves_of, nest_inputs, paths_of, plain_answer
 from interop.exporters.entries import Entry, StateDict
 from interop.standalone_verify import Arrays, Case
 from interop.twin.kinds import Spec
-from interop.twin.spec import Paths, PolicySpec
+from interop.twin.spec import MEMORY, Paths, PolicySpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +64,32 @@ def exporter_of(policy: Policy) -> Exporter:
     raise TypeError(f"{type(policy).__name__} has no counterpart in torch; {names} have")
 
 
-def exporter_of_any(policy: Policy) -> tuple[Exporter, str]:
-    """Return a policy's record, that of custom policies where its class has none, and then the reason: else empty."""
+def exporter_of_any(policy: Policy) -> Exporter:
+    """Return a policy's record, or that of custom policies where its class has none."""
     try:
-        return exporter_of(policy), ""
-    except TypeError as error:
-        return import_entry({"own": "interop.exporters.own:EXPORTER"}, "own"), str(error)
+        return exporter_of(policy)
+    except TypeError:
+        return import_entry({"own": "interop.exporters.own:EXPORTER"}, "own")
+
+
+def actor_function(exporter: Exporter, policy: Any, params: Params, spec: Spec) -> partial[tuple[Array, ...]]:
+    """Make the deployed actor, ``(parameters, *spec.inputs) -> spec.outputs``, with the parameters given."""
+    actor = exporter.actor_of(policy)
+
+    def deployed(params: Params, *leaves: Array) -> tuple[Array, ...]:
+        with jax.default_matmul_precision("highest"):  # on an NVIDIA GPU the default rounds to TF32
+            inputs = dict(zip(spec.inputs, leaves, strict=True))
+            memory = inputs.pop(MEMORY) if spec.remembers else None
+            # not as a program in the program: of that, what no output needs would be kept, such as a critic
+            return plain_answer(actor, params, exporter.observation(spec, inputs), spec, memory)
+
+    return partial(deployed, exporter.actor_params(policy, params))
+
+
+def named_weights(params: Params) -> StateDict:
+    """Name the arrays of parameters as JAX does; random keys, which nothing that acts reads, are left out."""
+    arrays = {name: x for name, x in named_leaves(params).items() if hasattr(x, "shape")}
+    return {name: np.asarray(x) for name, x in arrays.items() if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
 
 
 def spec_of(policy: Policy, env: Env | HostEnv) -> Any:

@@ -1,17 +1,7 @@
 """Export of ``VLAPolicy``: the policy of merged weights, given tokens in place of a text.
 
-State dict. The parameters of a vision-language-action policy as a torch ``state_dict``. NumPy only.
-
-A tensor's name is its dotted path among the Flax variables, the collection left out, with torch's spelling at the end:
-
-    blocks_0.qkv.weight, .bias              a Linear's kernel, transposed to [out, in]
-    blocks_0.norm_mlp.weight, .bias         a LayerNorm's scale
-    word_embedding.weight                   an embedding
-    encoders_image.features.stem.weight     a convolution's kernel, [rows, columns, in, out] as [out, in, rows, columns]
-    normalizer.mean, word_place, …          anything else as it is
-
-so that ``ejax.policies.pretrained.weights.fit_weights`` places them again, and ``policy.vla_config.model_path`` takes
-such a file. Adapters are merged and what it predicts besides is left out: they leave no trace.
+Its parameters keep their names in JAX, such as ``params.blocks_0.qkv.kernel``, so that ``policy.vla_config.model_path``
+takes such a file. Adapters are merged and what it predicts besides is left out: they leave no trace.
 
 Cases. The observations that an export of a vision-language-action policy is checked on, and JAX's answers to them.
 
@@ -33,26 +23,21 @@ from typing import Any
 import gymnasium
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 from numpy.typing import NDArray
 
 from ejax.envs.actions import ActionForm
-from ejax.policies.pretrained.efficientnet import BLOCKS, blocks_to
-from ejax.policies.vision import KERNELS, STRIDES
-from ejax.policies.vla.network import COLOUR, CRITIC, FREQUENCIES, NEAREST, PREDICTION, SHARPNESS
-from ejax.policies.vla.policy import LOG_STD_RANGE, VLAPolicy
+from ejax.policies.vla.network import PREDICTION
+from ejax.policies.vla.policy import VLAPolicy
 from ejax.policies.vla.words import Words
 from ejax.types import Array, Params
 from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.cases import answered, feature_ranges
-from interop.artefacts.texts import adversarial_texts, texts_document
-from interop.exporters.entries import StateDict
-from interop.exporters.record import Exporter
+from interop.artefacts.texts import TEXTS, adversarial_texts, texts_document
+from interop.exporters.record import Exporter, named_weights
 from interop.exporters.vision import image_shapes
 from interop.standalone_verify import Arrays, Case
-from interop.twin.spec import EncoderSpec, Paths
-from interop.twin.text import Tokenizer
-from interop.twin.vla_spec import NOISE, TEXTS, TOKENIZER, TOKENS, BlockSpec, ImageTokensSpec, VLASpec
+from interop.twin.spec import NOISE, TOKENS, Paths, ProgramSpec, TextSpec
+from interop.twin.text import TOKENIZER, Tokenizer
 
 _NUM_ROWS = 64
 """Rows of each of the two further kinds."""
@@ -61,74 +46,39 @@ _MAX_TEXTS = 64
 _FAR = 4.0
 
 
-def _describe(policy: VLAPolicy, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, VLASpec]:
+def _describe(policy: VLAPolicy, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, ProgramSpec]:
     """Describe the policy with products of float32, which is what is exported."""
     policy = replace(policy, model=policy.model.model_copy(update={"torch_dtype": "float32"}))
-    model = policy.model
-    if model.image_encoder.type == "pointers":
-        raise ValueError("the twin has no image_encoder.type: pointers yet; export another policy")
+    model, words = policy.model, _words(policy)
     if taken := {TOKENS, NOISE} & {*model.images, *model.numbers}:
         raise ValueError(f"an export has its own inputs called {', '.join(sorted(taken))}; rename the observation's")
-    sentence = bytes(policy.instruction).decode() if policy.instruction is not None else None
-    flow = model.head.type == "flow"
-    spec = VLASpec(
+    text = TextSpec(
+        part=model.text,
+        instruction=bytes(policy.instruction).decode() if policy.instruction is not None else None,
+        max_words=words.max_words,
+        num_tokens=words.num_tokens,
+    )
+    return policy, ProgramSpec(
         images=image_shapes(model.images, leaves),
         observation={name: int(leaves[name].shape[-1]) for name in sorted(model.numbers)},
-        text=model.text,
+        text=text,
         paths=paths,
-        instruction=sentence,
-        max_words=_words(policy).max_words,
-        num_tokens=_words(policy).num_tokens,
-        text_mean=model.text_encoder.summary == "mean",
-        image_encoder=_image_tokens_spec(policy),
-        normalized=policy.normalize,
-        width=model.width,
-        depth=model.depth,
-        num_heads=model.num_heads,
-        mlp_ratio=model.mlp_ratio,
         horizon=policy.horizon,
-        action_dim=policy.action_dim,
-        head="flow" if flow else "normal",
-        num_steps=model.head.num_steps if flow else 0,
-        frequencies=FREQUENCIES if flow else (),
-        nearest=NEAREST,
-        log_std_range=LOG_STD_RANGE,
-        critic_sizes=CRITIC.hidden_sizes if model.critic else (),
+        sizes=(policy.horizon * policy.action_dim,),
+        head="flow" if model.head.type == "flow" else "normal",
+        pixels_round=model.image_encoder.type != "efficientnet",
     )
-    return policy, spec
 
 
-def _image_tokens_spec(policy: VLAPolicy) -> ImageTokensSpec:
-    config = policy.model.image_encoder
-    if config.type == "patches":
-        return ImageTokensSpec(kind="patches", patch_size=config.patch_size)
-    if config.type == "efficientnet":
-        blocks = tuple(BlockSpec(**block._asdict()) for block in BLOCKS[: blocks_to(config.stride)])
-        return ImageTokensSpec(kind="efficientnet", blocks=blocks)
-    convolutions = EncoderSpec(channels=config.channels, kernels=KERNELS, strides=STRIDES)
-    return ImageTokensSpec(kind="keypoints", convolutions=convolutions, colour=COLOUR, sharpness=SHARPNESS)
-
-
-def _state_dict(policy: VLAPolicy, params: Params) -> StateDict:
-    """Make the ``state_dict`` of ``interop.twin.vla.TorchVLA`` with these parameters, all arrays copies."""
-    state_dict: StateDict = {}
-    for path, x in traverse_util.flatten_dict(policy.merge(params)).items():
-        *modules, last = path[1:]
-        if modules[:1] == [PREDICTION]:
-            continue
-        array = np.asarray(x)
-        # [.., in, out] in Flax, [out, in, ..] in torch
-        if last == "kernel" and array.ndim in (2, 4):
-            last, array = "weight", np.moveaxis(array, (-1, -2), (0, 1))
-        elif last in ("scale", "embedding"):
-            last = "weight"
-        state_dict[".".join((*modules, last))] = np.array(array, order="C")
-    return state_dict
+def _actor_params(policy: VLAPolicy, params: Params) -> Params:
+    merged = policy.merge(params)
+    trained = {name: x for name, x in merged["params"].items() if name != PREDICTION}
+    return {**merged, "params": trained}
 
 
 def _words(policy: VLAPolicy) -> Words:
     if not isinstance(policy.words, Words):
-        raise ValueError("the twin has no text_encoder.type: minilm yet; export a policy of words")
+        raise ValueError("an export has no text_encoder.type: minilm yet; export a policy of words")
     return policy.words
 
 
@@ -147,7 +97,7 @@ def _token_actor(policy: VLAPolicy) -> Any:
 
 
 def _draw_cases(
-    policy: VLAPolicy, params: Params, spec: VLASpec, seen: Arrays, space: gymnasium.Space, form: ActionForm
+    policy: VLAPolicy, params: Params, spec: ProgramSpec, seen: Arrays, space: gymnasium.Space, form: ActionForm
 ) -> list[Case]:
     """Draw the cases that the module's text lists.
 
@@ -168,7 +118,7 @@ def _draw_cases(
     for name, obs in observations.items():
         rows = len(next(iter(obs.values())))
         texts = {"edges": adversarial[::-1], "texts": adversarial, "zeros": [b""]}.get(name, own)
-        obs[spec.text] = _padded([texts[i % len(texts)] for i in range(rows)], length)
+        obs[policy.model.text] = _padded([texts[i % len(texts)] for i in range(rows)], length)
         shape = (rows, spec.sizes[0])
         starts = {"sampled": rng.normal(size=shape), "edges": rng.choice((-_FAR, 0.0, _FAR), shape)}
         if spec.head == "flow":
@@ -177,7 +127,7 @@ def _draw_cases(
     instructed: Any = replace(policy, instruction=None)
 
     def tokenized(given: Arrays) -> Arrays:
-        return {**given, TOKENS: tokenizer.tokens(given[spec.text], given[spec.text].shape[:1])}
+        return {**given, TOKENS: tokenizer.tokens(given[policy.model.text], given[policy.model.text].shape[:1])}
 
     return answered(instructed, params, spec, form, observations, tokenized)
 
@@ -209,9 +159,9 @@ def _facts(policy: VLAPolicy) -> dict[str, Any]:
 EXPORTER = Exporter(
     describe=_describe,
     actor_of=_token_actor,
-    actor_params=VLAPolicy.merge,
-    state_dict=_state_dict,
-    observation=lambda spec, inputs: {spec.text if name == TOKENS else name: x for name, x in inputs.items()},
+    actor_params=_actor_params,
+    state_dict=lambda policy, params: named_weights(_actor_params(policy, params)),
+    observation=lambda spec, inputs: {spec.text.part if name == TOKENS else name: x for name, x in inputs.items()},
     draw_cases=_draw_cases,
     documents=_text_documents,
     facts=_facts,

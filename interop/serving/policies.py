@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from interop.standalone_verify import check_files, load_contract, load_onnx, parse_json, read_bytes, read_certificate
 from interop.twin.kinds import load_spec
-from interop.twin.parts import in_type, policy_inputs, vla_tokenizer
+from interop.twin.parts import in_type, load_tokenizer, policy_inputs
 from interop.twin.spec import MEMORY, NEXT_MEMORY
-from interop.twin.vla_spec import VLASpec
 
 Leaves: TypeAlias = list[NDArray[Any]]
 """Arrays [B, ...] of B clients."""
@@ -109,9 +108,8 @@ def _load_export(directory: Path) -> Served:
     shapes |= {name: [*{(width,), (len(spec.read(name)),)}] for name, width in spec.observation.items()}
     entries = {entry["name"]: entry for entry in contract["observation"]}
     texts = {name: entries[name]["text"]["length"] for name in shapes if "text" in entries.get(name, ())}
-    tokenizer = None
-    if isinstance(spec, VLASpec):
-        texts[spec.text], tokenizer = None, vla_tokenizer(directory, spec)
+    tokenizer = load_tokenizer(directory, spec)
+    texts |= {spec.text.part: None} if spec.text else {}
     inputs = {name: spec.input_dtype(name) for name in spec.inputs if name != MEMORY}
 
     def leaves_of(parts: ObservationParts) -> Leaves:

@@ -10,24 +10,24 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_typ
 
 from interop.standalone_verify import parse_json, read_bytes
 from interop.twin.spec import PolicySpec, ProgramSpec
-from interop.twin.vla_spec import VLASpec
 
-Spec: TypeAlias = PolicySpec | VLASpec | ProgramSpec
+Spec: TypeAlias = PolicySpec | ProgramSpec
 
 _KINDS: dict[str, tuple[type[Spec], tuple[int, ...]]] = {
     "network": (PolicySpec, (4, 3, 2, 1)),
-    "vla": (VLASpec, (1,)),
-    "program": (ProgramSpec, (1,)),
+    "program": (ProgramSpec, (2, 1)),
 }
 """Kind -> its class and the schema versions that are read, the written one first. A network of version 1 had no images,
-of version 2 no memory, of version 3 no blocks; 1 and 2 did not name their kind. ``interop.policy.TWINS`` has the
-modules."""
+of version 2 no memory, of version 3 no blocks; 1 and 2 did not name their kind. A program of version 1 was JAX's alone.
+"""
 
 
 def spec_to_json(spec: Spec) -> str:
     name, versions = next((name, versions) for name, (kind, versions) in _KINDS.items() if isinstance(spec, kind))
     fields = {key: x for key, x in dataclasses.asdict(spec).items() if key != "paths"}
-    return json.dumps({"schema_version": versions[0], "kind": name, **fields}, indent=2, allow_nan=False)
+    # a program has thousands of numbers, one a line with indentation
+    indent = None if fields.get("program") else 2
+    return json.dumps({"schema_version": versions[0], "kind": name, **fields}, indent=indent, allow_nan=False)
 
 
 def load_spec(path: Path) -> Spec:
@@ -45,7 +45,8 @@ def spec_from_json(text: str) -> Any:
         raise ValueError(f"the policy spec must be a mapping, got {repr(raw)[:100]}")
     name, version = raw.pop("kind", "network"), raw.pop("schema_version", None)
     if not isinstance(name, str) or name not in _KINDS:
-        raise ValueError(f"the policy spec is of the kind {repr(name)[:100]}; there is {', '.join(_KINDS)}")
+        text = f"the policy spec is of the kind {repr(name)[:100]}; there is {', '.join(_KINDS)}"
+        raise ValueError(f"{text}. Export again from the run")
     kind, versions = _KINDS[name]
     if type(version) is not int or version not in versions:
         known = ", ".join(map(str, sorted(versions)))
@@ -60,6 +61,8 @@ def _typed(kind: Any, raw: Any, key: str) -> Any:
     """Make a JSON value this type: a dataclass, or the type of one of its fields. Raises ValueError: naming key, type
     and value."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
+    if kind is Any:
+        return raw
     if dataclasses.is_dataclass(origin) and isinstance(raw, dict):
         return _dataclass(origin, raw, key)
     if origin in (Union, UnionType):

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interop.twin.kinds import Spec
-from interop.twin.spec import WHOLE_OBS
-from interop.twin.text import Tokenizer
-from interop.twin.vla_spec import NOISE, TOKENIZER, TOKENS, VLASpec
+from interop.twin.spec import NOISE, TOKENS, WHOLE_OBS, TextSpec
+from interop.twin.text import TOKENIZER, Tokenizer
 
 
 def parts(obs: Any, paths: Sequence[str], spec: Spec) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def policy_inputs(
     """Make ``spec.inputs`` [B, ...] but the memory of an observation, and return its leading axes, too.
 
     Args:
-        tokenizer: of a ``VLASpec``.
+        tokenizer: of a policy that reads text.
         noise: [..., K·A], that a flow starts from. None: zeros.
         as_array: makes an array or tensor of a part, given its name.
 
@@ -80,11 +79,11 @@ def policy_inputs(
                 f"channels {list(spec.images[name])}, bytes from 0 to 255; resize it, and do not scale it"
             )
     batch = shared_batch({name: list(x.shape) for name, x in leaves.items()}, spec)
-    if isinstance(spec, VLASpec):
+    if spec.text is not None:
         if tokenizer is None:
             raise ValueError("the policy was made without its tokenizer; give make_policy one")
-        leaves[TOKENS] = _tokens(spec, tokenizer, obs, batch)
-    if NOISE in spec.inputs:
+        leaves[TOKENS] = _tokens(spec, spec.text, tokenizer, obs, batch)
+    if spec.head == "flow":
         wanted = (*batch, *spec.input_shape(NOISE))
         leaves[NOISE] = np.zeros(wanted, np.float32) if noise is None else as_array(noise, NOISE)
         if tuple(leaves[NOISE].shape) != wanted:
@@ -94,13 +93,15 @@ def policy_inputs(
     return [leaves[name].reshape(-1, *spec.input_shape(name)) for name in spec.inputs if name in leaves], batch
 
 
-def vla_tokenizer(directory: Path, spec: VLASpec) -> Tokenizer:
-    """Load the tokenizer of an export. Raises FileNotFoundError: there is none. ValueError: it is not a tokenizer, or
-    of another policy."""
+def load_tokenizer(directory: Path, spec: Spec) -> Tokenizer | None:
+    """Load the tokenizer of an export; None: the policy reads no text. Raises FileNotFoundError: there is none.
+    ValueError: it is not a tokenizer, or of another policy."""
+    if (own := spec.text) is None:
+        return None
     tokenizer = Tokenizer.load(directory / TOKENIZER)
-    if (tokenizer.num_tokens, tokenizer.max_words) != (spec.num_tokens, spec.max_words):
+    if (tokenizer.num_tokens, tokenizer.max_words) != (own.num_tokens, own.max_words):
         text = f"{directory / TOKENIZER} has {tokenizer.num_tokens} tokens and {tokenizer.max_words} words, but"
-        raise ValueError(f"{text} policy.json is for {spec.num_tokens} and {spec.max_words}: they are of two policies")
+        raise ValueError(f"{text} policy.json is for {own.num_tokens} and {own.max_words}: they are of two policies")
     return tokenizer
 
 
@@ -116,22 +117,12 @@ def in_type(x: Any, dtype: str, name: str) -> Any:
     return cast
 
 
-def _tokens(spec: VLASpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...]) -> Any:
-    given = isinstance(obs, Mapping) and spec.text in obs.keys()  # noqa: SIM118
-    texts = parts(obs, (spec.text,), spec)[spec.text] if given or spec.instruction is None else spec.instruction
+def _tokens(spec: Spec, own: TextSpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...]) -> Any:
+    given = isinstance(obs, Mapping) and own.part in obs.keys()  # noqa: SIM118
+    texts = parts(obs, (own.part,), spec)[own.part] if given or own.instruction is None else own.instruction
     if hasattr(texts, "numpy"):  # a tensor of bytes
         texts = texts.numpy(force=True)
-    tokens = tokenizer.tokens(texts, batch)
-    # of a sentence that it has no embedding of, it would act as of none
-    if spec.sentences:
-        known = np.array(spec.sentence_tokens, np.int32)
-        found = (tokens[..., None, :] == known).all(axis=-1).any(axis=-1)
-        if not found.all():
-            raise ValueError(
-                f"the sentence encoder was given {len(spec.sentences)} instructions, and '{spec.text}' has another "
-                f"one; known are {'; '.join(spec.sentences[:3])}{' …' if len(spec.sentences) > 3 else ''}"
-            )
-    return tokens
+    return tokenizer.tokens(texts, batch)
 
 
 def shared_batch(shapes: Mapping[str, list[int]], spec: Spec) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
 """A policy without its weights: plain data that JSON can hold. No jax, no torch.
 
 Weights come as a ``state_dict`` with EmbodiChain's keys (``interop.checkpoints.weights``); a spec and a state_dict make
-a policy. The spec of a vision-language-action policy is ``interop.twin.vla_spec``; ``interop.twin.kinds`` writes and
-reads all three.
+a policy. ``interop.twin.kinds`` writes and reads specs.
 """
 
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from interop.standalone_verify import MEMORY, NEXT_MEMORY
 
 WHOLE_OBS = "obs"
 """The name of an observation that is one array, not a tree: ``ejax.envs.description.WHOLE``, without jax."""
+TOKENS, NOISE = "tokens", "noise"
+"""Inputs in place of a text, and for the noise that a flow starts from."""
 
 Paths: TypeAlias = tuple[tuple[str, tuple[Any, ...]], ...]
 """Names of an observation's arrays whose keys have dots themselves, and those keys."""
@@ -120,6 +121,9 @@ class DeployedForms(ActsInSpace):
     unread: Mapping[str, tuple[int, ...]]
     head: str
     sizes: tuple[int, ...]
+    text: "TextSpec | None" = None
+    pixels_round: bool = True
+    """True: the value of a pixel is rounded; x/127.5 − 1 is, (x − 127)/128 is not."""
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -173,11 +177,6 @@ class DeployedForms(ActsInSpace):
         if name == "action" and not self.continuous:
             return () if self.head == "categorical" else (len(self.sizes),)
         return (sum(self.sizes),)
-
-    @property
-    def pixels_round(self) -> bool:
-        """True: the value of a pixel is rounded; x/127.5 − 1 is, (x − 127)/128 is not."""
-        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,22 +265,63 @@ class PolicySpec(DeployedForms):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextSpec:
+    """The text that a policy reads as ``TOKENS``, numbers of its words by ``interop.twin.text``."""
+
+    part: str
+    """Its name in the observation."""
+    instruction: str | None = None
+    """Leaves an observation without text."""
+    max_words: int
+    num_tokens: int
+    """Padding, the unknown word, and the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProgramSpec(DeployedForms):
-    """The facts of ``PolicySpec`` that a caller needs, under the same names."""
+    """A policy that is known by its program: the facts of ``PolicySpec`` that a caller needs, under the same names."""
 
     observation: Mapping[str, int]
     images: Mapping[str, tuple[int, int, int]]
-    memory: MemorySpec | None
-    head: Literal["normal", "tanh_normal", "categorical", "multi_categorical", "own"]
-    """own: a custom distribution, of which the most probable action alone is an output."""
+    memory: MemorySpec | None = None
+    head: Literal["normal", "tanh_normal", "categorical", "multi_categorical", "flow", "own"]
+    """own: a custom distribution, whose most probable action is the only output. flow: a function of its noise."""
     sizes: tuple[int, ...]
+    text: TextSpec | None = None
+    horizon: int = 0
+    """Actions of a decision, where the policy itself has them."""
+    pixels_round: bool = True
     unread: ClassVar[Mapping[str, tuple[int, ...]]] = {}  # type: ignore[misc]  # no field: a program reads all
+    program: Any = None
+    """As ``interop.twin.program`` runs it. None: only JAX runs it."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        tokens, noise = (TOKENS,) if self.text else (), (NOISE,) if self.head == "flow" else ()
+        return (*self.images, *self.numbers, *tokens, *noise, *((MEMORY,) if self.memory else ()))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        parameters = ("mean", "log_std") if self.continuous else ("logits",)
-        outputs = ("action", *(() if self.head == "own" else parameters))
+        parameters: dict[str, tuple[str, ...]] = {"own": (), "flow": ("unclipped",)}
+        default = ("mean", "log_std") if self.continuous else ("logits",)
+        outputs = ("action", *parameters.get(self.head, default))
         return outputs if self.memory is None else (*outputs, NEXT_MEMORY)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (*super().reads, *((self.text.part,) if self.text and self.text.instruction is None else ()))
+
+    @property
+    def bytes_read(self) -> tuple[str, ...]:
+        return (*self.images, *((self.text.part,) if self.text else ()))
+
+    def input_shape(self, name: str) -> tuple[int, ...]:
+        if name == TOKENS and self.text is not None:
+            return (self.text.max_words,)
+        return (self.sizes[0],) if name == NOISE and self.head == "flow" else super().input_shape(name)
+
+    def input_dtype(self, name: str) -> str:
+        return "int32" if name == TOKENS and self.text else super().input_dtype(name)
+
     def lacking(self) -> list[str]:
-        return [] if self.reads else ["an input"]
+        return [] if self.inputs else ["an input"]

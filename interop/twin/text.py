@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from interop.standalone_verify import parse_json, read_bytes
 
+TOKENIZER = "tokenizer.json"
 _PADDING, _UNKNOWN, _FIRST = 0, 1, 2
 _PRIME = 16777619
 _MAX_WORDS = 1 << 16

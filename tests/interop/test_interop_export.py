@@ -56,7 +56,7 @@ from interop.artefacts.formats import FORMATS, Trained
 from interop.artefacts.parity import allowed_error
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import evaluations_of, export_policy, export_run, main
-from interop.exporters.record import exporter_of, spec_of
+from interop.exporters.record import actor_function, exporter_of, spec_of
 from interop.standalone_verify import Case, ParityError, compare, sha256
 from interop.standalone_verify import main as standalone_main
 from interop.twin.spec import NetworkSpec, PolicySpec
@@ -71,7 +71,9 @@ def writable(*formats: str) -> list[str]:
 
 
 def trained_policy(policy: Any, params: Any, env: Any) -> Trained:
-    return Trained(policy, params, spec_of(policy, env), state_dict_from_params(policy, params), 0, exporter_of(policy))
+    spec = spec_of(policy, env)
+    function = actor_function(exporter_of(policy), policy, params, spec)
+    return Trained(function, spec, state_dict_from_params(policy, params), 0)
 
 
 BOX = gymnasium.spaces.Box(-1.0, 1.0, (2,))
@@ -222,8 +224,8 @@ def test_a_mismatch_fails_the_export_and_leaves_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def write_another_policy(path: Path, trained: Any) -> None:
-        params = jax.tree.map(lambda x: x * 1.001, trained.params)
-        good(path, dataclasses.replace(trained, params=params))
+        params = jax.tree.map(lambda x: x * 1.001, *trained.function.args)
+        good(path, dataclasses.replace(trained, function=functools.partial(trained.function.func, params)))
 
     good = FORMATS["stablehlo"].write
     monkeypatch.setitem(FORMATS, "stablehlo", dataclasses.replace(FORMATS["stablehlo"], write=write_another_policy))
