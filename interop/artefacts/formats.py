@@ -154,7 +154,7 @@ def _run_torch(module: Callable[..., Any]) -> RunArtefact:
     def run(leaves: list[NDArray[Any]]) -> list[NDArray[Any]]:
         with torch.no_grad():
             outputs = module(*map(torch.tensor, leaves))
-        return [y.numpy() for y in outputs]
+        return [y.numpy(force=True) for y in outputs]  # forced: one may still require a gradient
 
     return run
 
