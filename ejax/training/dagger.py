@@ -6,6 +6,7 @@ run makes again what a kill took; episodes that it finds are compared, and left 
 
 import itertools
 import pickle
+import tempfile
 import zlib
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -30,7 +31,7 @@ from ejax.store.checkpoint import CheckpointError
 from ejax.training.fields import open_kept, read_observation
 from ejax.types import Params, Policy, PyTree
 
-FOLDER, _ORDER = "demonstrations", "round.pickle"
+FOLDER = "demonstrations"
 _NEVER_S = 1e9
 """s after which a round is given up: its worker's own limits come first."""
 _PLACE = "ejax.experts.learner:LearnerTask"
@@ -46,7 +47,10 @@ class Rounds(AbstractContextManager["Rounds"]):
 
     def __init__(self, data: DataConfig, policy: Policy, obs: PyTree, chunk: int, run: Path) -> None:
         self._data, self._policy, self._obs, self._chunk, self._run = data, policy, obs, chunk, run
-        self.folder, self._order = run / FOLDER, run / _ORDER
+        self.folder = run / FOLDER
+        # not in the run's folder, which may be anybody's: it is unpickled
+        self._private = tempfile.TemporaryDirectory(prefix="ejax-rounds-")
+        self._order = Path(self._private.name, "round.pickle")
         self._engine: OnlineDataEngine | None = None
         self._program: bytes | None = None
         self._facts: dict[str, float] = {}
@@ -75,7 +79,7 @@ class Rounds(AbstractContextManager["Rounds"]):
         if self._program is None:
             self._program = self._export(params)
         order = Order(number, update, self._data.seed, self._beta(number), self._program, leaves, memory, self._chunk)
-        replace_file(self._order, pickle.dumps(order), self._run)
+        replace_file(self._order, pickle.dumps(order))
         generation = self._fill()
         make_folder(self.folder, self._run)
         taken = list(itertools.islice(self._stream, self._cfg.buffer_size))
@@ -116,7 +120,7 @@ class Rounds(AbstractContextManager["Rounds"]):
     def __exit__(self, *error: Any) -> None:
         if self._engine is not None:
             self._engine.__exit__(*error)
-        self._order.unlink(missing_ok=True)
+        self._private.cleanup()
 
     def _reader(self) -> Any:
         return open_kept("episodes", str(self.folder), "data")

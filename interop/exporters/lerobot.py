@@ -10,7 +10,6 @@ A folder that the policy was read from gives its other options, its tokenizer, a
 
 import json
 import re
-import shutil
 import string
 import tempfile
 from collections.abc import Mapping
@@ -31,8 +30,8 @@ from ejax.policies.vla.expert import ExpertSpec, Kind
 from ejax.policies.vla.lerobot_folder import read_spec
 from ejax.policies.vla.lerobot_policy import LeRobotPolicy, open_folder
 from ejax.policies.vla.words import PADDING, UNKNOWN, Words
-from ejax.schema.plain_files import to_json
-from ejax.schema.writing import make_folder, move, replace_file, sync
+from ejax.schema.plain_files import read_bytes, to_json
+from ejax.schema.writing import make_folder, move, new_file, replace_file, sync
 from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv, Params
 
@@ -95,8 +94,7 @@ def export_lerobot(policy: Any, params: Params, env: Env | HostEnv, to: Path) ->
         raise FileExistsError(f"{to} is a link or holds files already; give a new folder")
     merged, obs = policy.merge(params), sample_obs(env, 1)
     with tempfile.TemporaryDirectory(dir=make_folder(to.parent), prefix=f".partial-{to.name}-") as scratch:
-        made = Path(scratch) / "export"
-        made.mkdir()
+        made = make_folder(Path(scratch) / "export")
         config = _write_config(made, policy, obs)
         save_file(lerobot_weights(policy, merged), made / "model.safetensors")
         _write_pipelines(made, policy, merged["frozen"], config)
@@ -228,7 +226,7 @@ def _write_tokenizer(folder: Path, policy: LeRobotPolicy) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         source = find_weights(str(policy.folder)).parent / name
         if source.is_file():
-            shutil.copyfile(source, folder / name)
+            replace_file(folder / name, read_bytes(source))
 
 
 def tokenizer_json(words: Words) -> str:
@@ -259,5 +257,5 @@ def _write_answers(folder: Path, policy: LeRobotPolicy, params: Params, env: Env
         given["task"] = np.array([texts[i % len(texts)] for i in range(_ROWS)])
         obs[policy.text] = np.stack([as_bytes(text, obs[policy.text].shape[-1]) for text in given["task"]])
     action = jax.jit(lambda *given: policy.apply(*given)[0].mode())(params, obs)
-    with (folder / "observations.npz").open("wb") as file:
+    with new_file(folder / "observations.npz") as file:
         np.savez_compressed(file, **given, action=np.asarray(action))

@@ -44,11 +44,14 @@ READS = {
     ("ejax/data/supervisor.py", "(self.folder / LIFE).read_bytes"): _OURS,
     ("ejax/data/supervisor.py", "(self.folder / SPEC).read_bytes"): _OURS,
     ("ejax/data/worker.py", "Path(folder, ORDER).read_bytes"): _OURS,
+    ("ejax/envs/locomotion/clips.py", "np.load"): "of what open_plain has opened",
+    ("ejax/envs/locomotion/clips.py", "np.loadtxt"): "of what open_plain has opened",
     ("ejax/envs/locomotion/model.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
     ("ejax/envs/locomotion/model.py", "ET.parse"): _SHIPPED,
     ("ejax/envs/task/scene.py", "ET.parse"): _SHIPPED,
     ("ejax/config/embodichain/check.py", "Path(__file__).with_name('other_files.toml').read_text"): _SHIPPED,
     ("ejax/envs/task/robots.py", "(ASSETS / 'ur.toml').read_text"): _SHIPPED,
+    ("ejax/experts/learner.py", "self._order.read_bytes"): f"{_OURS}: the round, in a folder of mode 700",
     ("ejax/envs/task/robots.py", "(ASSETS / file).read_text"): _SHIPPED,
     ("ejax/envs/mujoco/models.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
     ("ejax/schema/plain_files.py", "os.open"): _READER,
@@ -129,6 +132,7 @@ WRITES = {
     ("interop/artefacts/parity.py", "np.savez_compressed"): _OWN_FOLDER,
     ("interop/artefacts/parity.py", "path.open"): _OWN_FOLDER,
     ("ejax/envs/host/guarded.py", "np.savez_compressed"): "into what new_file has opened",
+    ("interop/exporters/lerobot.py", "np.savez_compressed"): "into what new_file has opened",
     ("interop/checkpoints/file.py", "torch.save"): "into what replacing has opened",
 }
 """Module and call, with the reason."""
@@ -172,6 +176,7 @@ PLAIN_JSON = {
     "ejax/training/teachers.py": "texts of a report",
     "ejax/training/warm_start.py": "texts of a report",
     "interop/artefacts/leapp_bundle.py": "shapes",
+    "interop/exporters/lerobot.py": "a tokenizer's own text, read back at once",
     "interop/serving/server.py": "counts, and a contract of strict JSON",
     "interop/standalone_verify.py": "a text of an error",
 }
@@ -202,6 +207,8 @@ RUNS_CODE = {
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
     ("ejax/envs/mujoco/choice.py", "import_module"): "an engine of its own table",
     ("ejax/logs/metrics.py", "import_module"): "wandb",
+    ("ejax/logs/metrics.py", "find_spec"): "tensorboardX: a top-level name",
+    ("ejax/envs/mujoco/engines/warp.py", "import_module"): "mujoco_warp",
     ("ejax/config/load.py", "find_spec"): "wandb",
     ("ejax/runtime/device.py", "find_spec"): "packages that decide XLA's flags: top-level names",
     ("ejax/schema/plain_files.py", "find_spec"): "of a package that carries files: a top-level name",
@@ -211,6 +218,7 @@ RUNS_CODE = {
     ("ejax/envs/adapters/gymnasium.py", "pickle.loads"): "of the worker's own pickle, to see whether that can be",
     ("ejax/data/worker.py", "pickle.loads"): "the order, in a folder of mode 700 that its owner made",
     ("ejax/data/supervisor.py", "pickle.loads"): "the worker's spec, in the same folder",
+    ("ejax/experts/learner.py", "pickle.loads"): "the round, in a folder of mode 700 that its owner made",
     ("ejax/data/control.py", "pickle.loads"): "a worker's error, from shared memory of mode 600",
 }
 

@@ -14,7 +14,7 @@ order; its frame rate is given. Links and velocities are computed, by MuJoCo's k
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import mujoco
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.locomotion.model import LeggedModel
 from ejax.schema.messages import did_you_mean
-from ejax.schema.plain_files import expanded
+from ejax.schema.plain_files import expanded, open_plain
 
 _FOLDER = Path(__file__).parents[1] / "assets" / "motions"
 _APART = 0.02  # m: by how much a file's links may differ from its joints' kinematics
@@ -55,7 +55,8 @@ def read_clip(path: Path, legged: LeggedModel, period: float, csv_fps: float = 3
     """Read a clip as frames ``period`` s apart. ValueError: it is not one of this robot."""
     model = legged.model
     try:
-        data = _read_csv(path, legged, csv_fps) if path.suffix == ".csv" else dict(np.load(path))
+        with open_plain(path) as file:
+            data = _read_csv(file, legged, csv_fps) if path.suffix == ".csv" else dict(np.load(file))
         fps, joints = float(np.ravel(data["fps"])[0]), np.asarray(data["joint_pos"], np.float64)
         places, turns = (np.asarray(data[name], np.float64) for name in ("body_pos_w", "body_quat_w"))
         base = [places[:, 0], turns[:, 0] / np.linalg.norm(turns[:, 0], axis=-1, keepdims=True)]
@@ -91,8 +92,8 @@ def follow_links(model: mujoco.MjModel, qpos: NDArray[Any], period: float) -> Cl
     return Clip(qpos.astype(np.float32), *(np.stack(x).astype(np.float32) for x in zip(*rows, strict=True)))
 
 
-def _read_csv(path: Path, legged: LeggedModel, fps: float) -> dict[str, Any]:
-    table, num_joints = np.loadtxt(path, delimiter=",", ndmin=2), len(legged.joint_qpos)
+def _read_csv(file: IO[bytes], legged: LeggedModel, fps: float) -> dict[str, Any]:
+    table, num_joints = np.loadtxt(file, delimiter=",", ndmin=2), len(legged.joint_qpos)
     if table.shape[1] != 7 + num_joints:
         raise ValueError(f"rows must have 7 numbers of the base and {num_joints} of joints, got {table.shape[1]}")
     joints = np.zeros((len(table), num_joints))
