@@ -27,7 +27,6 @@ from ejax.rollout import reset, unroll
 from ejax.store.checkpoint import CheckpointError
 from ejax.trainer import Trainer
 from ejax.types import make_train_state
-from interop.export import export_policy
 
 KEY = jax.random.key(0)
 TWO = ActionSpec("normal", (2,))
@@ -181,10 +180,3 @@ def test_a_resume_with_another_module_of_the_same_shapes_is_refused(tmp_path: Pa
 def test_what_a_module_would_lose_or_repeat_is_refused(critic: nn.Module, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         trainer_of(ActorCritic(TWO, SMALL, critic), tmp_path).train(STEPS, run_dir=tmp_path / "run")
-
-
-def test_an_export_says_what_it_needs(tmp_path: Path) -> None:
-    policy, env = KINDS["one_of_two"](), PointMassRL()
-    message = r"have no torch twin: its critic is a module of your own \(Sequential\), .* give --formats onnx,stablehlo"
-    with pytest.raises(ValueError, match=message):
-        export_policy(policy, policy.init(KEY, ROWS), env, tmp_path / "to", ["pt"], origin={"global_step": 0})
