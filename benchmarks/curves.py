@@ -1,7 +1,7 @@
 """Draw one number of some runs over their training: a line what training logs, points the evaluations.
 
 python benchmarks/curves.py Go2=outputs/go2 'ANYmal C=outputs/anymal' --metric metrics/linear_velocity_error \
-    --label 'velocity error, m/s' --top 1 --level stands=0.63 --out docs/robots.png
+    --label 'velocity error, m/s' --top 1 --level stands=0.63 --out robots.png
 python benchmarks/curves.py SAC=outputs/pick_place_sac PPO=outputs/pick_place_ppo --metric success_rate \
     --label success --seconds --out docs/pick_place.png
 """
