@@ -169,6 +169,7 @@ def test_through_the_true_dynamics_it_is_shac_bit_for_bit() -> None:
     chex.assert_trees_all_equal((expected, metrics), (actual, ours))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_the_truth_has_the_true_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     obs = reset(REACH, jax.random.key(0), 16).obs
     rollout_like = jax.tree.map(lambda x: x[None], {"obs": obs})["obs"]

@@ -107,6 +107,7 @@ def test_every_task_is_shaped_or_says_why_not() -> None:
     assert {*SHAPED, *PAID_BY_THE_STEP} == set(TASKS)
 
 
+@pytest.mark.slow_cases("InstructedPlaceRL")
 @pytest.mark.parametrize("name", SHAPED)
 def test_there_and_back_earns_nothing_and_neither_does_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     env = resolve("env", name)(**{**MADE[name], "episode_length": 99})

@@ -195,9 +195,13 @@ def test_eight_rows_on_several_devices_are_those_of_one() -> None:
         carry = jax.device_put(reset(ENV, KEY, 8), sharded(mesh))
         for i in range(6):
             carry, _ = STEP(carry, jax.device_put(jnp.zeros((8, 12)), sharded(mesh)), jax.random.key(i))
+    # XLA adds a row's squares in another order where a device has one row: the sum of errors, in its last bit
+    errors = [each.state.progress.error for each in (carry, one)]
+    np.testing.assert_array_max_ulp(*map(np.asarray, errors), maxulp=1)
     for name in ("progress", "command", "push_in"):
         for x, y in zip(*(jax.tree.leaves(getattr(each.state, name)) for each in (carry, one)), strict=True):
-            np.testing.assert_array_equal(x, y)
+            if not any(x is error for error in errors):
+                np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_single_actions_of_a_runs_chunks_are_evaluated_in_a_table(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
