@@ -111,7 +111,10 @@ def machine() -> str:
 
 
 def products(repeats: int, peer: subprocess.Popen[str] | None) -> list[dict[str, Any]]:
-    """Time the three products of a dense layer by each library, in turns; GFLOP/s of the medians."""
+    """Time the three products of a dense layer by each library; GFLOP/s of the fastest call.
+
+    One library after the other: the threads of one wait busily for a while, and would slow the next one's calls.
+    """
     rows = []
     for m, n in PRODUCTS:
         for form in FORMS:
@@ -120,8 +123,10 @@ def products(repeats: int, peer: subprocess.Popen[str] | None) -> list[dict[str,
             programs["NumPy"] = _timer(partial(np.matmul, left, right))
             if peer is not None:
                 programs["torch"] = partial(_ask, peer, {"product": [form, m, n]})
-            seconds = _interleave({name: (timed, 20 * repeats) for name, timed in programs.items()})
-            rates = {name: 2e-9 * m * n * n / median(times) for name, times in seconds.items()}
+            rates = dict[str, float]()
+            for name, timed in programs.items():
+                time.sleep(0.3)
+                rates[name] = 2e-9 * m * n * n / min(timed() for _ in range(20 * repeats))
             rows.append({"rows": m, "width": n, "form": form, "rates": rates})
     names = list(rows[0]["rates"])
     _table(
@@ -187,7 +192,7 @@ def share(name: str, best: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ejax.train", "--config", str(SHAPES / f"{name}.yaml"), *overrides]
         out = subprocess.run([*command, f"trainer.output_dir={folder}"], check=True, stdout=subprocess.PIPE, text=True)
-    line = re.search(r"of which: (.*)", out.stdout)
+    line = re.search(r"time by part: (.*)", out.stdout)
     seconds = {what: float(s) for what, s in re.findall(r"(\w+) ([\d.]+) s", line[1] if line else "")}
     spent = seconds.get("update", seconds.get("train", math.nan) - seconds.get("physics", 0.0)) / iterations
     gflop = sum(work.products.values()) / 1e9
