@@ -71,7 +71,7 @@ CONFIGS = {
     "locomotion/quadruped": 100,
 }
 """Shipped config -> updates of the timed training."""
-SHAPES = Path(__file__).parents[1] / "configs"
+FOLDER = Path(__file__).parents[1] / "configs"
 
 
 def main() -> None:
@@ -184,13 +184,13 @@ def share(name: str, best: float) -> dict[str, Any]:
     """Train a shipped config as users do; seconds of an update, without the physics that C computes."""
     iterations = CONFIGS.get(name, 20)
     overrides = ["trainer.enable_eval=false", "trainer.save_freq=1000000000", "trainer.device=cpu"]
-    config = load_config(SHAPES / f"{name}.yaml", [*overrides, "trainer.updates_per_dispatch=1"])
+    config = load_config(FOLDER / f"{name}.yaml", [*overrides, "trainer.updates_per_dispatch=1"])
     work = count_work(trace_training(config, build(config, absent=jax.devices()), jax.devices()).jaxpr)
     rows = config.trainer.buffer_size * config.trainer.num_envs
     skipped = getattr(config.algorithm.cfg, "learning_starts", 0) // rows  # updates that only collect
     overrides.append(f"trainer.iterations={iterations + skipped}")
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "ejax.train", "--config", str(SHAPES / f"{name}.yaml"), *overrides]
+        command = [sys.executable, "-m", "ejax.train", "--config", str(FOLDER / f"{name}.yaml"), *overrides]
         out = subprocess.run([*command, f"trainer.output_dir={folder}"], check=True, stdout=subprocess.PIPE, text=True)
     line = re.search(r"time by part: (.*)", out.stdout)
     seconds = {what: float(s) for what, s in re.findall(r"(\w+) ([\d.]+) s", line[1] if line else "")}

@@ -37,8 +37,8 @@ DURATIONS = Path(__file__).with_name("durations.json")
 MAX_CPU_S = 4.0
 """Most CPU seconds of a test without the mark ``slow``, where the run is as fast as the recorded one."""
 NOISE = 4.0
-"""CPU seconds of one test, in one run to the next, on cores that others share (2.5 was seen): a run fails for what
-exceeds both."""
+"""CPU seconds of one test, in one run to the next, vary by 1.7 where cores are shared, and by more where they are busy:
+a run fails for what clearly exceeds both, and lists the slowest tests in any case."""
 MAX_RESIDENT_BYTES = 2.0e9
 """Memory of a process above which it forgets compiled programs, after the file that it is in. It keeps 1.2 GB even
 then, so that a lower limit would forget after each file, at 0.5 to 1.5 s of CPU, and have the next one retrace."""

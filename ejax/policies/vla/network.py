@@ -226,6 +226,15 @@ def _image_tokens(config: ModelConfig) -> nn.Module:
     return PatchTokens(encoder.patch_size, config.width)
 
 
+def with_colour(image: Array) -> Array:
+    """Return uint8 [B, H, W, 3] as float32 [B, H, W, 6] in ±1 and, enlarged, each channel's difference from their mean.
+
+    Brightness is nearly all of a picture's variance, and instructions name colours.
+    """
+    x = image.astype(jnp.float32) / 127.5 - 1.0
+    return jnp.concatenate([x, COLOUR * (x - x.mean(axis=-1, keepdims=True))], axis=-1)
+
+
 class KeypointTokens(nn.Module):
     """uint8 [B, H, W, 3] -> [B, channels, width], places [B, 2·channels]: a token for where each channel is active.
 
@@ -240,9 +249,7 @@ class KeypointTokens(nn.Module):
     @nn.compact
     def __call__(self, image: Array, text: Array) -> tuple[Array, Array]:
         """Encode pictures for ``text`` [B, F]."""
-        x = image.astype(jnp.float32) / 127.5 - 1.0
-        # colour apart from brightness, which is nearly all of a picture's variance: colours are named
-        x = jnp.concatenate([x, COLOUR * (x - x.mean(axis=-1, keepdims=True))], axis=-1)
+        x = with_colour(image)
         for i, (size, kernel, stride) in enumerate(zip(self.channels, KERNELS, STRIDES, strict=True)):
             x = patches(nn.relu(x) if i > 0 else x, kernel, stride)
             x = nn.Dense(size, dot_general=dense_product, name=f"conv_{i}")(x)
@@ -286,8 +293,7 @@ class PointerTokens(nn.Module):
     @nn.compact
     def __call__(self, image: Array, parts: Array) -> tuple[Array, Array]:
         """Encode pictures for the ``parts`` [B, P, F] of an instruction."""
-        x = image.astype(jnp.float32) / 127.5 - 1.0
-        x = jnp.concatenate([x, COLOUR * (x - x.mean(axis=-1, keepdims=True))], axis=-1)
+        x = with_colour(image)
         for i, (size, kernel, stride) in enumerate(zip(self.channels, KERNELS, STRIDES, strict=True)):
             x = nn.Dense(size, dot_general=dense_product, name=f"conv_{i}")(patches(x, kernel, stride))
             if i == 2:  # what is left, right or between is so by its place
