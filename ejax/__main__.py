@@ -10,8 +10,8 @@ from ejax.schema.messages import did_you_mean
 GROUPS = {
     "Train": {
         "train": ("ejax.train", "train a policy from a config file, or continue a run"),
-        "pretrain": ("ejax.pretrain", "clone the behaviour of demonstrations"),
-        "distill": ("ejax.distill", "train a student policy to act like a teacher"),
+        "pretrain": ("ejax.train", "clone the behaviour of demonstrations"),
+        "distill": ("ejax.train", "train a student policy to act like a teacher"),
         "configs": ("ejax.config.shipped", "list the configs that come with ejax, or copy one to edit"),
         "check": ("ejax.check", "check a robot's MJCF, its units and actuators; play a task of your own"),
         "config": ("ejax.config.__main__", "check a config file, or print the schema"),
@@ -25,7 +25,6 @@ GROUPS = {
         "evaluate": ("ejax.evaluate", "evaluate a trained policy: metrics, video, other engines and physics"),
         "report": ("ejax.report.__main__", "write an HTML page about runs: curves, tables, videos"),
         "replay": ("ejax.replay", "play a quarantined episode again"),
-        "transfer": ("ejax.transfer", "former name of evaluate --engine all"),
     },
     "Leave": {
         "export": ("interop.export", "export a policy to torch, ONNX or StableHLO, verified"),
@@ -55,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     module, _ = COMMANDS[name]
     sys.argv = [f"ejax {name}", *rest]  # what its usage line shows
-    runpy.run_module(module, run_name="__main__", alter_sys=True)  # as ``python -m`` does, imports and signals included
+    # as ``python -m`` does, imports and signals included
+    runpy.run_module(module, {"COMMAND": name}, run_name="__main__", alter_sys=True)
     return 0
 
 

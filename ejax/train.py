@@ -1,4 +1,8 @@
-"""``ejax train --config FILE``: train, or continue a run."""
+"""``ejax train --config FILE``: train, or continue a run.
+
+``ejax pretrain`` clones demonstrations, whose frames are its steps, and ``ejax distill`` teaches a policy what
+``teacher=RUN`` does: by the same loop, with the same options.
+"""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 
@@ -8,6 +12,8 @@ if __name__ == "__main__":
 import argparse
 import errno
 import json
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +36,16 @@ _DISK_REMEDIES = {
 
 
 def main(argv: list[str] | None = None, name: str = "train") -> int:
-    """Run the command line, under the name of one of the modules that train.
+    """Run the command line of ``ejax train``, ``pretrain`` or ``distill``.
 
     Returns:
         0; ``--stopped-exit-code`` after SIGTERM, SIGHUP or Ctrl-C, once the state is saved; 130, 143 or 129 where a
         signal ended it before or without that; 2 for what could not be started; 3 for numbers that are not finite.
     """
-    args = _parser(name).parse_intermixed_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if name == "distill":  # the one key that every such command has
+        words = [f"algorithm.cfg.{word}" if word.startswith("teacher=") else word for word in words]
+    args = _parser(name).parse_intermixed_args(words)
     import_late("ejax.run")
     return until_signal(f"ejax {name}", lambda: _run(name, args))
 
@@ -309,4 +318,4 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    exit_with(partial(main, name=globals().get("COMMAND", "train")))  # as ``ejax.__main__`` runs it

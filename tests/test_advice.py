@@ -88,8 +88,6 @@ def options_of(module: str) -> frozenset[str]:
         tables = [node.value for node in tree_of(module).body if isinstance(node, ast.Assign)]
         keys = [key for table in tables if isinstance(table, ast.Dict) for key in table.keys]
         made |= {f"--{key.value}" for key in keys if isinstance(key, ast.Constant)}
-    if not made and module in ("ejax.pretrain", "ejax.distill"):
-        return options_of("ejax.train")
     return frozenset(made)
 
 
@@ -173,8 +171,6 @@ def test_commands_are_found_with_their_options() -> None:
     commands = {name for name in FILES if is_command(name)}
     assert {
         "ejax.train",
-        "ejax.pretrain",
-        "ejax.distill",
         "ejax.evaluate",
         "ejax.replay",
         "ejax.data.record",

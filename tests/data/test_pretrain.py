@@ -29,11 +29,11 @@ from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vision import VisionPolicy, patches
 from ejax.policies.with_memory import ActorCriticWithMemory
-from ejax.pretrain import main
 from ejax.rollout import reset, step
 from ejax.run import train
 from ejax.store.checkpoint import CheckpointError
 from ejax.store.resume_rules import may_change, with_changes
+from ejax.train import main
 from ejax.training.build import build
 from ejax.training.cloning import Demonstrations
 from ejax.types import CameraView, make_train_state
@@ -668,10 +668,10 @@ def test_the_command_runs_and_tells_of_samples(
 ) -> None:
     file = tmp_path / "bc.json"
     file.write_text(json.dumps(tree(recorded)))
-    code = main(["--config", str(file), "--run", str(tmp_path / "run"), "trainer.iterations=2"])
+    code = main(["--config", str(file), "--run", str(tmp_path / "run"), "trainer.iterations=2"], "pretrain")
     assert code == 0
     assert "samples" in capsys.readouterr().out
-    assert main(["--config", str(file), "data.chunk_size=0"]) == 2
+    assert main(["--config", str(file), "data.chunk_size=0"], "pretrain") == 2
     assert "ejax pretrain" in capsys.readouterr().err
 
 

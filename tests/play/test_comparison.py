@@ -35,7 +35,6 @@ from ejax.play.comparison import (
 )
 from ejax.run import train
 from ejax.training.environments import with_engine
-from ejax.transfer import main as transfer
 
 TERMS = ["state/a", "observation b", "contact c", "reward/d"]
 
@@ -207,10 +206,6 @@ def test_a_report_has_a_row_for_each_condition(monkeypatch: Any, capsys: Any, tm
     ):
         assert main([*words, *wrong]) == 2
         assert text in capsys.readouterr().err
-    # the same table by the command's former name
-    assert transfer(["RUN", "--engines", "c", "--episodes", "2"]) == 0
-    told = capsys.readouterr()
-    assert "| mujoco | as it is  | 0.000" in told.out and "this is ejax evaluate RUN --engine" in told.err
 
 
 @pytest.mark.slow
