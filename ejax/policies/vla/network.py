@@ -27,8 +27,9 @@ from ejax.policies.vla.config import LoraConfig, ModelConfig
 from ejax.policies.vla.words import UNKNOWN, Words
 from ejax.types import Array, PyTree
 
-Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array, Array]
-"""Keys and values [B, P, H, d] of each block, presence [B, P] bool of its P tokens, and the numbers' token [B, W]."""
+Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array, Array, Array]
+"""Keys and values [B, P, H, d] of each block, presence [B, P] bool of its P tokens, the numbers' token [B, W], and what
+predictions are made from [B, W]."""
 FREQUENCIES = tuple(2.0**i * math.pi / 16 for i in range(16))
 """Angular frequencies of τ, always in float32: the highest ones enlarge rounding."""
 SHARPNESS = 10.0
@@ -128,6 +129,7 @@ class VLANetwork(nn.Module):
             self.word_place = self.param("word_place", _normal, (self.words.max_words, c.width))
         if c.image_encoder.type == "pointers":
             self.pointers = Pointers(c.image_encoder.num_pointers, c.width)
+            self.place_in, self.place_out = Linear(2 * c.width), Linear(c.width)
         if self.normalize:
             self.normalizer = ObsNormalizer()
         self.number_in, self.number_out = Linear(2 * c.width), Linear(c.width)
@@ -165,8 +167,12 @@ class VLANetwork(nn.Module):
         tokens = [*(token for token, _ in seen), *words]
         present = [*(jnp.ones(token.shape[:2], bool) for token, _ in seen), *([read] if words else [])]
         # places, like joint angles, are numbers: they come with them too, so that a difference is one product
-        numbers = jnp.concatenate([numbers, *(places for _, places in seen)], axis=-1)
-        number = self.number_out(jax.nn.silu(self.number_in(numbers)))
+        places = jnp.concatenate([places for _, places in seen], axis=-1)
+        number = self.number_out(jax.nn.silu(self.number_in(jnp.concatenate([numbers, places], axis=-1))))
+        shown = number
+        if c.image_encoder.type == "pointers":  # joint angles, which reveal the goal in most frames, have no part in it
+            shown = self.place_out(jax.nn.silu(self.place_in(places)))
+            number = number + shown
         tokens.append(number[:, None])
         present.append(jnp.ones(tokens[-1].shape[:2], bool))
         x, there = jnp.concatenate(tokens, axis=1), jnp.concatenate(present, axis=1)
@@ -178,11 +184,12 @@ class VLANetwork(nn.Module):
         if c.critic:
             weight = there[..., None].astype(x.dtype)  # padding has no part in the critic's mean
             value = self.critic(jnp.sum(self.norm(x) * weight, axis=1) / jnp.sum(weight, axis=1))[..., 0]
-        return (tuple(caches), there, number), value
+        return (tuple(caches), there, number, shown), value
 
     def predict(self, context: Context) -> dict[str, Array]:
-        """Predict the parts ``config.predicts``, [B, F] each, from the numbers' token, which goes with every action."""
-        parts = jnp.split(self.prediction(context[2]), np.cumsum(self.predicted_sizes)[:-1].tolist(), axis=-1)
+        """Predict the parts ``config.predicts``, [B, F] each, from the numbers' token, which goes with every action; of
+        pointers from their places alone."""
+        parts = jnp.split(self.prediction(context[3]), np.cumsum(self.predicted_sizes)[:-1].tolist(), axis=-1)
         return dict(zip(self.config.predicts, parts, strict=True))
 
     def _text(self, obs: PyTree) -> tuple[Array, Array]:
@@ -208,7 +215,7 @@ class VLANetwork(nn.Module):
         return mean, self.log_std
 
     def _suffix(self, context: Context, x: Array) -> Array:
-        caches, there, number = context
+        caches, there, number, _ = context
         x, here = x + number[:, None], jnp.ones(x.shape[:2], bool)  # attention finds it among all others late only
         for block, (keys, values) in zip(self.blocks, caches, strict=True):
             x, _ = block(x, here, (keys, values, there))
