@@ -245,7 +245,7 @@ def _in_windows(
     """Apply the policy at each frame of windows, [B, C, ...], that is ``valid``: distribution and predictions."""
     if isinstance(policy, PredictingPolicy) and policy.predicts:
         distribution, _, predicted = policy.apply(params, obs, predict=True, **seed)
-        return distribution, predicted
+        return distribution, {name: predicted[name] for name in policy.predicts}
     if not isinstance(policy, PolicyWithMemory):
         return policy.apply(params, obs, **seed)[0], {}
     steps = jax.tree.map(lambda x: x.swapaxes(0, 1), {"obs": obs, **seed})

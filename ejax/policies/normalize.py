@@ -32,8 +32,8 @@ class ObsNormalizer(nn.Module):
     The statistics live in the collection ``normalizer`` and change only with ``observe``."""
 
     @nn.compact
-    def __call__(self, x: Array, *, observe: bool | Array = False) -> Array:
-        """Normalize ``x`` [..., O].
+    def __call__(self, x: Array, *, observe: bool | Array = False, inverse: bool = False) -> Array:
+        """Normalize ``x`` [..., O], or find what is ``x`` when normalized.
 
         With ``observe`` its rows (of an array [...] bool, the true ones) are added to the statistics, which needs
         ``mutable=["normalizer"]``. Broken rows are left out, as in ``ejax.numerics.moments``.
@@ -42,6 +42,9 @@ class ObsNormalizer(nn.Module):
         mean = self.variable("normalizer", "mean", jnp.zeros, size)
         variance = self.variable("normalizer", "variance", jnp.ones, size)
         count = self.variable("normalizer", "count", jnp.zeros, ())
+        if inverse:
+            per_feature = (1,) * (x.ndim - 1) + size
+            return x * (jnp.sqrt(variance.value) + 1e-2).reshape(per_feature) + mean.value.reshape(per_feature)
         y = normalized(x, mean.value, variance.value)  # by what was known before x
         if observe is False:
             return y
@@ -64,7 +67,7 @@ def acting_statistics(params: Params) -> Iterator[Statistics]:
     """Yield name, mean and std of each normalizer of the acting network's input that has seen something."""
     known = flatten_dict(params.get("normalizer", {}), sep=".")
     for name in [key.removesuffix(".count") for key in known if key.endswith(".count")]:
-        if not name.startswith("critic") and known[f"{name}.count"] > 0:
+        if not name.startswith(("critic", "targets")) and known[f"{name}.count"] > 0:
             yield name, np.asarray(known[f"{name}.mean"]), np.sqrt(np.asarray(known[f"{name}.variance"]))
 
 

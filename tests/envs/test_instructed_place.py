@@ -214,6 +214,30 @@ def test_a_shuffled_instruction_is_right_in_one_of_six_episodes(drawn: Any) -> N
 
 
 @pytest.mark.slow
+def test_another_instruction_is_for_a_cube_that_lies_on_the_table(drawn: Any) -> None:
+    state, obs = draw(ask_others=True)
+    for one, other in zip(
+        jax.tree.leaves(drawn[1]), jax.tree.leaves({name: obs[name] for name in drawn[1]}), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)  # nothing else is drawn again
+    asked = [MEANING[as_text(data)] for data in obs["other_instruction"]]
+    assert not set(asked) & set(HELD_OUT_PAIRS)
+    cube = np.array([list(row).index(NAMES.index(c)) for row, (c, _) in zip(state.colours, asked, strict=True)])
+    zone, rows = np.array([ZONES.index(z) for _, z in asked]), np.arange(NUM_ROWS)
+    cubes = obs["scene"][:, :6].reshape(-1, 2, 3)
+    goal = np.concatenate([cubes[rows, cube], state.zones[rows, zone]], axis=-1)
+    np.testing.assert_array_equal(obs["other_goal"], goal)
+    assert abs(np.mean(cube == state.target_cube) - 0.5) < 0.04  # regardless of what is meant
+
+    env = InstructedPlaceRL(physics="mujoco", ask_others=True)
+    lifted = replace(env.reset(KEY)[0], was_lifted=jnp.ones(2, bool))
+    assert lifted.other is not None
+    held = env.step(lifted, jnp.zeros(env.action_space.shape), KEY)[1].obs
+    there = 1 - int(lifted.other.first)
+    assert as_text(np.asarray(held["other_instruction"])) == as_text(np.asarray(lifted.other.instructions[there]))
+
+
+@pytest.mark.slow
 def test_what_a_row_draws_depends_on_its_own_key_only(drawn: Any) -> None:
     some = jnp.array([5, 3, 3, 1000])
     again = jax.jit(jax.vmap(ENV.reset))(KEYS[some])

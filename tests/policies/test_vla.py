@@ -16,6 +16,7 @@ from ejax.algorithms.batch import evaluate_rollout
 from ejax.algorithms.bc import ALGORITHM, BCConfig, _choose_frames, bc_loss, chunk_targets
 from ejax.distributions import Normal
 from ejax.numerics.text import as_bytes
+from ejax.policies.normalize import update_normalizer
 from ejax.policies.vla.config import HeadConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.network import Pointers
@@ -284,6 +285,35 @@ def test_pointers_are_moved_by_the_words_and_by_nothing_that_the_words_do_not_na
     np.testing.assert_allclose(parts, pointers.apply(variables, text.at[:, 3:].set(9.0), read), atol=1e-6)
     twice = {**variables["params"], "value": jax.tree.map(lambda x: 2.0 * x, variables["params"]["value"])}
     np.testing.assert_allclose(pointers.apply({"params": twice}, text, read), 2.0 * parts, rtol=1e-5)  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_predictions_are_taught_by_another_instruction_for_the_same_picture() -> None:
+    texts, goals = gymnasium.spaces.Box(0, 255, (48,), np.uint8), gymnasium.spaces.Box(-9.0, 9.0, (2,))
+    space = gymnasium.spaces.Dict({**SPACE.spaces, "goal": goals, "other_goal": goals, "other_instruction": texts})
+    pointers = {"type": "pointers", "channels": [2, 2, 4], "num_pointers": 3}
+    model = {**SMALL, "image_encoder": pointers, "predicts": ["goal"], "asks": "other_"}
+    config = VLAConfig(model_config=model, inference_horizon=K)
+    box = gymnasium.spaces.Box(-1.0, 1.0, (K * A,))
+    policy, obs = make(config, box, space, TEXTS, actor_obs_normalization=True), observations()
+    assert policy.predicts == ("other_goal",)
+    goal = np.random.default_rng(0).normal(5.0, 0.1, (ROWS, 2)).astype(np.float32)
+    fresh = {**variables_of(policy), "normalizer": policy.init(jax.random.key(0), obs)["normalizer"]}
+    params = update_normalizer(policy, fresh, jax.tree.map(lambda x: x[None], {**obs, "goal": goal}))
+    other = {**obs, "instruction": obs["instruction"][::-1]}
+    seen = policy.apply(params, {**obs, "other_instruction": other["instruction"]}, predict=True)[2]
+    np.testing.assert_allclose(seen["goal"], policy.apply(params, obs, predict=True)[2]["goal"], atol=1e-5)
+    np.testing.assert_allclose(seen["other_goal"], policy.apply(params, other, predict=True)[2]["goal"], atol=1e-5)
+    assert np.abs(seen["goal"] - seen["other_goal"]).max() > 1e-4
+    np.testing.assert_allclose(params["normalizer"]["targets"]["mean"], goal.mean(axis=0), rtol=1e-5)
+    assert np.abs(np.asarray(seen["goal"]) - 5.0).max() < 2.0  # from the first update on
+    # the joint angles, which reveal what the arm is after, have no part in it
+    moved = policy.apply(params, {**obs, "state": obs["state"] + 1.0}, predict=True)[2]
+    np.testing.assert_array_equal(moved["goal"], policy.apply(params, obs, predict=True)[2]["goal"])
+    with pytest.raises(ValueError, match="other_goal"):
+        make(config, box, SPACE, TEXTS)
+    with pytest.raises(ValueError, match="asks"):
+        VLAConfig(model_config={**SMALL, "predicts": ["goal"], "asks": "other_"})
 
 
 @pytest.mark.slow

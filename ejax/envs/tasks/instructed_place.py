@@ -1,8 +1,7 @@
 """A UR10 with a two-finger gripper sets one of two cubes down in one of three zones, as an instruction says."""
 
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +58,15 @@ _NUM_TRIES = 8
 _ZONE_RGBA = "0.30 0.32 0.35 1"
 
 
+@struct.dataclass
+class Question:
+    """Other instructions that one could give in the same picture: one for each cube."""
+
+    first: Array  # int32: the cube that is asked for, until it is lifted
+    zones: Array  # [2] int32
+    instructions: Array  # [2, 64] uint8
+
+
 @struct.dataclass(kw_only=True)
 class InstructedPlaceState:
     """One episode."""
@@ -71,6 +79,7 @@ class InstructedPlaceState:
     instruction: Array  # [64] uint8
     was_lifted: Array  # [2] bool: that cube has been 0.05 m above the floor in this episode
     episode_step: Array  # Control steps done, int32
+    other: Question | None = None
 
     @property
     def cubes(self) -> Array:
@@ -90,6 +99,7 @@ class InstructedPlaceRL(GraspTask):
         instruction  [64] uint8     UTF-8, zeros after it: "put the red cube in the middle zone"
         scene        [21] float32   see ``SCENE``: for the expert and for a critic; a policy does not get it
         goal         [6] float32    see ``GOAL``: for a policy to predict where it is cloned (``model_config.predicts``)
+        other_instruction, other_goal   with ``ask_others``: the same for another instruction (``model_config.asks``)
 
     Success: the cube that is meant, lifted once, stands within success_threshold (m, horizontally) of the zone that is
     meant, at rest and released. ``info["metrics"]``: ``distance_to_goal`` (m), ``wrong_cube_lifted``, and
@@ -99,16 +109,16 @@ class InstructedPlaceRL(GraspTask):
         wordings, pairs: the sentences, and the pairs of colour and zone, that are drawn: see ``place_instructions``.
         instruction: ``right``, or for control ``shuffled``: it names one of the two cubes and one of the three zones
             regardless of what is meant, and is right in one of six episodes.
+        ask_others: observations also have an instruction that is not meant, of the same wordings and pairs.
         zone_offset, cube_turn: ± m in x and y, and ± rad about the vertical, at reset, uniform.
     """
-
-    text = MappingProxyType({"instruction": LENGTH})
 
     wordings: Wordings = "train"
     pairs: Split = "train"
     instruction: Literal["right", "shuffled"] = "right"
     episode_length: int = 80
     zone_offset: float = 0.02
+    ask_others: bool = False
 
     def check_fields(self) -> None:
         super().check_fields()
@@ -126,10 +136,15 @@ class InstructedPlaceRL(GraspTask):
         return tuple(sorted(as_text(data) for data in texts))
 
     @property
+    def text(self) -> dict[str, int]:
+        return dict.fromkeys(("instruction", *(("other_instruction",) if self.ask_others else ())), LENGTH)
+
+    @property
     def parts(self) -> dict[str, tuple[Feature, ...]]:
-        return {
-            name: describe_numbers(each) for name, each in (("goal", GOAL), ("scene", SCENE), ("state", ROBOT_NUMBERS))
-        }
+        parts = {"goal": GOAL, "scene": SCENE, "state": ROBOT_NUMBERS}
+        if self.ask_others:
+            parts["other_goal"] = GOAL
+        return {name: describe_numbers(each) for name, each in parts.items()}
 
     @property
     def description(self) -> EnvDescription:
@@ -190,7 +205,7 @@ class InstructedPlaceRL(GraspTask):
         colours = {cube: list(COLOURS)[state.colours[cube]] for cube in lifted}
         return ", ".join(f"{colours[cube]} cube: {ends[cube]}" for cube in lifted) or "nothing lifted"
 
-    def _draw_task(self, key: Key) -> dict[str, Array]:
+    def _draw_task(self, key: Key) -> dict[str, Any]:
         key_pair, key_cube, key_other, key_wording, key_named = jax.random.split(key, 5)
         colour, zone = _draw_one(key_pair, jnp.asarray(pairs(self.pairs), jnp.int32))
         # an offset within 1 … 3: never the same colour twice
@@ -203,7 +218,19 @@ class InstructedPlaceRL(GraspTask):
         if self.instruction == "shuffled":
             key_colour, key_zone = jax.random.split(key_named)
             named_colour, named_zone = _draw_one(key_colour, colours), jax.random.randint(key_zone, (), 0, len(ZONES))
+        other = None
+        if self.ask_others:
+            key_first, key_asked, key_phrase = jax.random.split(jax.random.fold_in(key, 1), 3)
+            allowed = np.zeros((len(COLOURS), len(ZONES)), bool)
+            allowed[tuple(np.transpose(pairs(self.pairs)))] = True
+            open_to = jnp.where(jnp.asarray(allowed)[colours], 0.0, -jnp.inf)  # [2, 3]
+            # what is meant is drawn too: else what the arm stays away from would be the answer
+            zones = jax.random.categorical(key_asked, open_to, axis=-1)
+            phrases = jax.random.randint(key_phrase, (len(CUBES),), 0, len(sentences))
+            first = jax.random.randint(key_first, (), 0, len(CUBES))
+            other = Question(first, zones, jnp.asarray(sentences)[phrases, colours, zones])
         return {
+            "other": other,
             "colours": colours,
             "target_cube": cube,
             "target_zone": zone,
@@ -213,7 +240,15 @@ class InstructedPlaceRL(GraspTask):
     def observe(self, world: World) -> dict[str, Array]:
         state, qpos, cubes = world.state, world.qpos, world.state.cubes
         ids = jnp.stack([*state.colours, state.target_cube, state.target_zone, *state.was_lifted])
+        asked = {}
+        if state.other is not None:
+            # not for a cube in the gripper: little of it can be seen, and the arm knows where it is
+            other, first = state.other, state.other.first
+            asked_for = jnp.where(state.was_lifted[first], 1 - first, first)
+            goal = jnp.concatenate([cubes[asked_for], state.zones[other.zones[asked_for]]])
+            asked = {"other_goal": goal, "other_instruction": other.instructions[asked_for]}
         return {
+            **asked,
             "goal": jnp.concatenate([cubes[state.target_cube], state.zones[state.target_zone]]),
             "instruction": state.instruction,
             "scene": jnp.concatenate([cubes.ravel(), state.zones.ravel(), ids.astype(qpos.dtype)]),

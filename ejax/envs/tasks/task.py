@@ -4,7 +4,6 @@
 import operator
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import gymnasium
@@ -30,8 +29,6 @@ class Task:
     """The numbers of an observation that is one vector."""
     action_features: ClassVar[Any] = ()
     """The numbers of an action, ``Feature``s."""
-    text: ClassVar[Mapping[str, int]] = MappingProxyType({})
-    """Part of the observation that is text -> its bytes, zeros after it included."""
     clips_actions: ClassVar[bool] = False
     """Actions are clipped to ±1."""
     action_bound: ClassVar[str] = ""
@@ -193,6 +190,11 @@ class Task:
     def max_episode_steps(self) -> int:
         """Control steps: the field ``episode_length``, unless the task has its own."""
         return self.episode_length
+
+    @property
+    def text(self) -> Mapping[str, int]:
+        """Part of the observation that is text -> its bytes, zeros after it included."""
+        return {}
 
     @property
     def parts(self) -> Mapping[str, tuple[Feature, ...]]:

@@ -133,6 +133,10 @@ class ModelConfig(StrictModel):
     """Parts that cloning teaches the policy to predict, in their own units, besides actions: what demonstrations know
     and pictures only show, such as where the thing is that the instruction names. A policy that acts does not read
     them."""
+    asks: str = ""
+    """Prefix of parts with another instruction for the same picture and what is predicted for it: ``other_`` for
+    ``other_instruction`` and ``other_goal``. Cloning then teaches predictions by these: where the arm goes reveals the
+    answer to the instruction that it follows. With image_encoder.type pointers. Empty: none."""
     text: str = "instruction"
     """The part that is text: bytes in UTF-8, padded with zeros, uint8 [L]."""
     image_encoder: ImageEncoderConfig = ImageEncoderConfig()
@@ -171,6 +175,9 @@ class ModelConfig(StrictModel):
     def _heads_divide(self) -> "ModelConfig":
         if self.width % (2 * self.num_heads):
             raise ValueError(f"width {self.width} must be a multiple of 2 x num_heads {self.num_heads}")
+        if self.asks and (self.image_encoder.type != "pointers" or not self.predicts):
+            text = f"asks {self.asks!r} needs image_encoder.type pointers, and predicts"
+            raise ValueError(f"{text}; give both, or leave it out")
         return self
 
 

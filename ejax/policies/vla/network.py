@@ -29,7 +29,7 @@ from ejax.types import Array, PyTree
 
 Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array, Array, Array]
 """Keys and values [B, P, H, d] of each block, presence [B, P] bool of its P tokens, the numbers' token [B, W], and what
-predictions are made from [B, W]."""
+predictions are made from [B, Q, W]: of the instruction and, if it is there, of another one."""
 FREQUENCIES = tuple(2.0**i * math.pi / 16 for i in range(16))
 """Angular frequencies of τ, always in float32: the highest ones enlarge rounding."""
 SHARPNESS = 10.0
@@ -130,6 +130,8 @@ class VLANetwork(nn.Module):
         if c.image_encoder.type == "pointers":
             self.pointers = Pointers(c.image_encoder.num_pointers, c.width)
             self.place_in, self.place_out = Linear(2 * c.width), Linear(c.width)
+            if c.predicts and self.normalize:
+                self.targets = ObsNormalizer()
         if self.normalize:
             self.normalizer = ObsNormalizer()
         self.number_in, self.number_out = Linear(2 * c.width), Linear(c.width)
@@ -155,9 +157,13 @@ class VLANetwork(nn.Module):
         numbers = flatten_observation({name: obs[name] for name in c.numbers})
         if self.normalize:
             numbers = self.normalizer(numbers, observe=observe)
-        text, read = self._text(obs)
-        if c.image_encoder.type == "pointers":
-            summary, words = self.pointers(text, read), []
+        text, read = self._text(obs[c.text])
+        if points := c.image_encoder.type == "pointers":
+            asked = [self._text(obs[other])] if (other := f"{c.asks}{c.text}") != c.text and other in obs else []
+            summary, words = jnp.stack([self.pointers(*each) for each in ((text, read), *asked)], axis=1), []
+            if observe is not False and self.normalize and c.predicts and c.predicts[0] in obs:
+                targets = jnp.concatenate([obs[name] for name in c.predicts], axis=-1)
+                self.targets(targets, observe=observe)
         else:
             summary = jnp.sum(text * read[..., None], axis=1)  # a plain sum: pictures need the words before the trunk
             if c.text_encoder.summary == "mean":
@@ -168,11 +174,12 @@ class VLANetwork(nn.Module):
         present = [*(jnp.ones(token.shape[:2], bool) for token, _ in seen), *([read] if words else [])]
         # places, like joint angles, are numbers: they come with them too, so that a difference is one product
         places = jnp.concatenate([places for _, places in seen], axis=-1)
-        number = self.number_out(jax.nn.silu(self.number_in(jnp.concatenate([numbers, places], axis=-1))))
-        shown = number
-        if c.image_encoder.type == "pointers":  # joint angles, which reveal the goal in most frames, have no part in it
+        own = places[:, 0] if points else places
+        number = self.number_out(jax.nn.silu(self.number_in(jnp.concatenate([numbers, own], axis=-1))))
+        shown = number[:, None]
+        if points:  # joint angles, which reveal the goal in most frames, have no part in it
             shown = self.place_out(jax.nn.silu(self.place_in(places)))
-            number = number + shown
+            number = number + shown[:, 0]
         tokens.append(number[:, None])
         present.append(jnp.ones(tokens[-1].shape[:2], bool))
         x, there = jnp.concatenate(tokens, axis=1), jnp.concatenate(present, axis=1)
@@ -188,13 +195,21 @@ class VLANetwork(nn.Module):
 
     def predict(self, context: Context) -> dict[str, Array]:
         """Predict the parts ``config.predicts``, [B, F] each, from the numbers' token, which goes with every action; of
-        pointers from their places alone."""
-        parts = jnp.split(self.prediction(context[3]), np.cumsum(self.predicted_sizes)[:-1].tolist(), axis=-1)
-        return dict(zip(self.config.predicts, parts, strict=True))
+        pointers from their places alone, and the same parts for the instruction of ``config.asks``."""
+        c, answer = self.config, self.prediction(context[3])
+        if c.image_encoder.type == "pointers" and self.normalize:  # else a network spends its start on their mean
+            answer = self.targets(answer, inverse=True)
+        parts = jnp.split(answer, np.cumsum(self.predicted_sizes)[:-1].tolist(), axis=-1)
+        prefixes = ("", c.asks)[: answer.shape[1]]
+        return {
+            f"{prefix}{name}": part[:, i]
+            for i, prefix in enumerate(prefixes)
+            for name, part in zip(c.predicts, parts, strict=True)
+        }
 
-    def _text(self, obs: PyTree) -> tuple[Array, Array]:
-        """Return tokens of the instruction [B, T, W], and which are read, [B, T] bool: those known to training."""
-        number = self.words.tokens_of(obs[self.config.text])
+    def _text(self, text: Array) -> tuple[Array, Array]:
+        """Return tokens of an instruction [B, T, W], and which are read, [B, T] bool: those known to training."""
+        number = self.words.tokens_of(text)
         if isinstance(self.words, TokenStates):
             return self.sentence_tokens(number), (number != 0.0).any(axis=-1)
         return self.word_embedding(number) + self.word_place[None], number > UNKNOWN
@@ -288,7 +303,8 @@ class Pointers(nn.Module):
 
 
 class PointerTokens(nn.Module):
-    """uint8 [B, H, W, 3] -> [B, P, width], places [B, 2·P]: a token for where each part of the instruction points.
+    """uint8 [B, H, W, 3] -> [B, P, width], places [B, Q, 2·P]: where each part of Q instructions points, and a token
+    for each of the first.
 
     The place is E_softmax[(x, y)] in ±1 of the product of a part and the picture's features, which know where they are
     and nothing of the instruction. Source: the attention of Bahdanau et al. 2015, its average a place.
@@ -299,7 +315,7 @@ class PointerTokens(nn.Module):
 
     @nn.compact
     def __call__(self, image: Array, parts: Array) -> tuple[Array, Array]:
-        """Encode pictures for the ``parts`` [B, P, F] of an instruction."""
+        """Encode pictures for the ``parts`` [B, Q, P, F] of instructions."""
         x = with_colour(image)
         for i, (size, kernel, stride) in enumerate(zip(self.channels, KERNELS, STRIDES, strict=True)):
             x = nn.Dense(size, dot_general=dense_product, name=f"conv_{i}")(patches(x, kernel, stride))
@@ -307,10 +323,11 @@ class PointerTokens(nn.Module):
                 x = x + self.param("place", _normal, (*x.shape[1:3], size))[None]
             x = nn.relu(x)
         x = Linear(self.width, name="feature")(x)
-        count, size = parts.shape[1], x.shape[-1]
-        score = POINTING * jnp.einsum("bhwf,bpf->bhwp", x, Linear(size, name="part")(parts))
-        places = spatial_softmax(score)
-        place = jnp.stack([places[..., :count], places[..., count:]], axis=-1)
+        (_, num_asked, count, _), size = parts.shape, x.shape[-1]
+        parts = Linear(size, name="part")(parts).reshape(x.shape[0], -1, size)
+        places = spatial_softmax(POINTING * jnp.einsum("bhwf,bpf->bhwp", x, parts))  # all rows, then all columns
+        places = places.reshape(-1, 2, num_asked, count).swapaxes(1, 2).reshape(-1, num_asked, 2 * count)
+        place = jnp.stack([places[:, 0, :count], places[:, 0, count:]], axis=-1)
         matrix = self.param("kernel", nn.initializers.normal(1.0), (count, 2, self.width))
         tokens = jnp.einsum("bpc,pcw->bpw", place, matrix) + self.param("bias", _normal, (count, self.width))[None]
         return tokens, places

@@ -54,7 +54,8 @@ class VLAPolicy:
 
     @property
     def predicts(self) -> tuple[str, ...]:
-        return self.model.predicts
+        """Parts that cloning compares with what is predicted."""
+        return tuple(self.model.asks + name for name in self.model.predicts)
 
     def init(self, key: Key, obs: PyTree) -> Params:
         """Make variables; with ``lora`` the trunk's are in the collection ``frozen``."""
@@ -66,7 +67,8 @@ class VLAPolicy:
     ) -> Any:
         """Evaluate ``obs``, leaves [..., F]; pictures uint8 [..., H, W, 3], the text uint8 [..., L]. ``observe`` and
         ``mutable`` as in ``ejax.policies.normalize``; ``predict`` adds a third result {name: [..., F]}."""
-        rows, batch = self._flat(obs)
+        also = (*self.model.predicts, *((self.model.asks + self.model.text,) if predict else ()))
+        rows, batch = self._flat(obs, also if predict or observe is not False else ())
         if not isinstance(observe, bool):
             observe = observe.reshape(-1)  # the network knows one leading axis
         answer = self.network.apply(params, rows, observe, method="encode", mutable=mutable)
@@ -108,10 +110,11 @@ class VLAPolicy:
         mean = mean.reshape(*batch, -1)
         return Normal(mean, jnp.broadcast_to(clip_like_torch(log_std, *LOG_STD_RANGE), mean.shape))
 
-    def _flat(self, obs: PyTree) -> tuple[dict[str, Array], tuple[int, ...]]:
-        """Return the parts that are read, leaves [B, ...], and their leading axes."""
+    def _flat(self, obs: PyTree, also: tuple[str, ...] = ()) -> tuple[dict[str, Array], tuple[int, ...]]:
+        """Return the parts that are read and those of ``also`` that are there, leaves [B, ...], and their leading axes."""
         c = self.model
         wanted = (*c.images, *c.numbers, *((c.text,) if self.instruction is None else ()))
+        wanted = (*wanted, *(name for name in also if name in obs))
         batch = obs[c.numbers[0]].shape[:-1] if c.numbers else obs[c.images[0]].shape[:-3]
         rows = {name: jnp.asarray(obs[name]).reshape(-1, *obs[name].shape[len(batch) :]) for name in wanted}
         if self.instruction is not None:
@@ -197,7 +200,8 @@ def _reader(encoder: TextEncoderConfig, texts: Sequence[str]) -> Words | TokenSt
 def _parts_of(model: ModelConfig, observation_space: gymnasium.Space) -> Mapping[str, gymnasium.Space]:
     """Return parts of the observation; ValueError if the model reads a missing one, or no picture."""
     parts = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
-    missing = [name for name in (*model.images, *model.numbers, *model.predicts) if name not in parts]
+    asked = (model.asks + name for name in (model.text, *model.predicts) if model.asks)
+    missing = [name for name in (*model.images, *model.numbers, *model.predicts, *asked) if name not in parts]
     if missing:
         there = f"there is {', '.join(parts)}" if parts else "it is one array without names"
         raise ValueError(f"model_config names {', '.join(missing)}, but the observation has none: {there}")
