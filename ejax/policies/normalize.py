@@ -43,8 +43,7 @@ class ObsNormalizer(nn.Module):
         variance = self.variable("normalizer", "variance", jnp.ones, size)
         count = self.variable("normalizer", "count", jnp.zeros, ())
         if inverse:
-            per_feature = (1,) * (x.ndim - 1) + size
-            return x * (jnp.sqrt(variance.value) + 1e-2).reshape(per_feature) + mean.value.reshape(per_feature)
+            return x * jnp.full(x.shape, jnp.sqrt(variance.value) + 1e-2) + jnp.full(x.shape, mean.value)
         y = normalized(x, mean.value, variance.value)  # by what was known before x
         if observe is False:
             return y
@@ -92,8 +91,7 @@ def _moments_of(policy: Policy, names: tuple[str, ...], params: Params, obs: PyT
 
 
 def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array | None = None) -> Params:
-    """Add ``obs``, leaves [T, N, ...], to the statistics in ``params``, if any; of ``valid`` [T, N] the true rows
-    alone.
+    """Add ``obs``, leaves [T, N, ...], to the statistics in ``params``, if any; only rows where ``valid`` [T, N].
 
     Raises PolicyStateError for running averages in a policy with memory.
     """
@@ -103,8 +101,7 @@ def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array 
         params = {**params, "normalizer": observed["normalizer"]}
     if "batch_stats" in mutable:
         if isinstance(policy, PolicyWithMemory):
-            text = "BatchNorm averages over single observations, and a memory is not one; give LayerNorm"
-            raise PolicyStateError(text)
+            raise PolicyStateError("BatchNorm averages single observations, and a memory is not one; give LayerNorm")
         params = {**params, "batch_stats": _moved(policy, params, obs, valid, mutable)}
     return params
 

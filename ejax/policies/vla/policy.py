@@ -111,7 +111,7 @@ class VLAPolicy:
         return Normal(mean, jnp.broadcast_to(clip_like_torch(log_std, *LOG_STD_RANGE), mean.shape))
 
     def _flat(self, obs: PyTree, also: tuple[str, ...] = ()) -> tuple[dict[str, Array], tuple[int, ...]]:
-        """Return the parts that are read and those of ``also`` that are there, leaves [B, ...], and their leading axes."""
+        """Return the parts that are read, and those of ``also`` that exist, leaves [B, ...], and their leading axes."""
         c = self.model
         wanted = (*c.images, *c.numbers, *((c.text,) if self.instruction is None else ()))
         wanted = (*wanted, *(name for name in also if name in obs))
