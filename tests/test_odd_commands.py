@@ -61,7 +61,7 @@ def test_options_that_mean_nothing_are_refused(
     assert text in refused(capsys, command, str(run), *video, *words)
 
 
-@pytest.mark.parametrize("command", ["evaluate", "play", "transfer"])
+@pytest.mark.parametrize("command", ["evaluate", "play"])
 def test_keys_may_follow_options(command: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "env.cfg.oops" in refused(capsys, command, str(run), "--episodes", "2", "env.cfg.oops=1")
 
