@@ -8,7 +8,8 @@
     episode.json        an episode to replay: its start, its return (``interop.artefacts.episode``); missing where
                         the environment is outside JAX, has no end, or is given clipped actions that it does not clip
     observations.npz    the observations it was checked on, with JAX's answers
-    tokenizer.json      words to tokens, of a policy that reads text (``interop.twin.text``)
+    tokenizer.json      words to tokens, of a policy that reads text (``interop.twin.text``), or with minilm.npz,
+                        a frozen MiniLM, to the states of tokens (``interop.twin.sentences``)
     texts.json          texts that it was checked on, with JAX's tokens
     leapp.{yaml,onnx}   with --leapp a bundle for runtimes of robots (``interop.artefacts.leapp_bundle``)
     loader.zip          modules that load policy.pt and policy.onnx without ejax (``interop.artefacts.loader``)
@@ -316,7 +317,7 @@ def _write(
         made.mkdir()
         replace_file(made / "policy.json", spec_to_json(trained.spec))
         for name, document in documents.items():
-            text = document if isinstance(document, str) else to_json(document, "null", indent=2)
+            text = document if isinstance(document, str | bytes) else to_json(document, "null", indent=2)
             replace_file(made / name, text)
         save_cases(made / "observations.npz", cases)
         check_texts(made, trained.spec)

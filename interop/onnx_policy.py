@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from interop.standalone_verify import NEXT_MEMORY, open_session
 from interop.twin.kinds import Spec, load_spec
 from interop.twin.parts import check_remembered, in_type, load_tokenizer, policy_inputs
-from interop.twin.text import Tokenizer
+from interop.twin.text import TextReader
 
 
 class OnnxPolicy:
     """A policy in ONNX Runtime: ``act`` and ``reset`` as those of ``interop.twin.acting.Twin``."""
 
-    def __init__(self, spec: Spec, session: Any, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, spec: Spec, session: Any, tokenizer: TextReader | None = None) -> None:
         self.spec, self.tokenizer, self._session = spec, tokenizer, session
         self.memory: NDArray[np.float32] | None = None
         """[..., M], of the rows of the last ``act``. None: an episode starts."""

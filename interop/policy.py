@@ -35,7 +35,7 @@ from interop.twin.networks import (
 from interop.twin.parts import load_tokenizer, narrow, parts, shared_batch
 from interop.twin.program import TorchProgram
 from interop.twin.spec import MemorySpec, PolicySpec, encoder_name
-from interop.twin.text import Tokenizer
+from interop.twin.text import TextReader
 
 _OBSERVATION = ("obs", "observation")
 """Names of a ``td``'s observation: EmbodiChain's, and those of its pull request 122."""
@@ -299,7 +299,7 @@ def check_state_dict(path: Path, state_dict: dict[str, Any]) -> dict[str, Tensor
     return state_dict
 
 
-def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> Any:
+def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: TextReader | None = None) -> Any:
     """Make the twin with these weights (arrays or tensors), in evaluation mode: no dropout.
 
     Args:

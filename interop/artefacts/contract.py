@@ -14,6 +14,7 @@ from interop.artefacts.cases import feature_ranges, leaves_of
 from interop.artefacts.texts import TEXTS
 from interop.standalone_verify import Arrays
 from interop.twin.kinds import Spec
+from interop.twin.sentences import WEIGHTS
 from interop.twin.spec import MEMORY, NEXT_MEMORY, NOISE, TOKENS, MemorySpec, ProgramSpec, TextSpec
 from interop.twin.text import TOKENIZER
 
@@ -173,9 +174,12 @@ def _tokens(spec: Spec, own: TextSpec, seen: Arrays) -> dict[str, Any]:
     }
     words = (
         "the instruction: a number for each of its words by the tokenizer, 1 for an unknown one, then zeros; "
-        "interop.twin.text makes them without jax and torch. length: most bytes of a text in training; instruction: "
+        "interop.twin makes them without jax and torch. length: most bytes of a text in training; instruction: "
         "the one of a policy that was always given the same"
     )
+    if own.features:
+        states = "the instruction: the state of each of its tokens in a frozen MiniLM, then zeros; "
+        return _entry(TOKENS, spec, meaning=states + words.partition("; ")[2], text={**text, "weights": WEIGHTS})
     return _entry(TOKENS, spec, meaning=words, low=0, high=own.num_tokens - 1, text=text)
 
 

@@ -17,8 +17,9 @@ and its own tokenizer. An artefact is given tokens, and has the adapters merged.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from io import BytesIO
+from typing import Any, cast
 
 import gymnasium
 import jax.numpy as jnp
@@ -26,9 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.actions import ActionForm
+from ejax.numerics.text import as_text
+from ejax.policies.pretrained.token_states import FEATURES, TokenStates
 from ejax.policies.vla.network import PREDICTION
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.policies.vla.words import Words
+from ejax.schema.plain_files import to_json
 from ejax.types import Array, Params
 from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.cases import answered, feature_ranges
@@ -36,6 +40,7 @@ from interop.artefacts.texts import TEXTS, adversarial_texts, texts_document
 from interop.exporters.record import Exporter, named_weights
 from interop.exporters.vision import image_shapes
 from interop.standalone_verify import Arrays, Case
+from interop.twin.sentences import KIND, WEIGHTS, checked_numbers
 from interop.twin.spec import NOISE, TOKENS, Paths, ProgramSpec, TextSpec
 from interop.twin.text import TOKENIZER, Tokenizer
 
@@ -49,7 +54,8 @@ _FAR = 4.0
 def _describe(policy: VLAPolicy, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, ProgramSpec]:
     """Describe the policy with products of float32, which is what is exported."""
     policy = replace(policy, model=policy.model.model_copy(update={"torch_dtype": "float32"}))
-    model, words = policy.model, _words(policy)
+    model, words = policy.model, policy.words
+    states = isinstance(words, TokenStates)
     if taken := {TOKENS, NOISE} & {*model.images, *model.numbers}:
         raise ValueError(f"an export has its own inputs called {', '.join(sorted(taken))}; rename the observation's")
     text = TextSpec(
@@ -57,6 +63,7 @@ def _describe(policy: VLAPolicy, leaves: Mapping[str, Any], paths: Paths) -> tup
         instruction=bytes(policy.instruction).decode() if policy.instruction is not None else None,
         max_words=words.max_words,
         num_tokens=words.num_tokens,
+        features=FEATURES if states else 0,
     )
     return policy, ProgramSpec(
         images=image_shapes(model.images, leaves),
@@ -76,12 +83,6 @@ def _actor_params(policy: VLAPolicy, params: Params) -> Params:
     return {**merged, "params": trained}
 
 
-def _words(policy: VLAPolicy) -> Words:
-    if not isinstance(policy.words, Words):
-        raise ValueError("an export has no text_encoder.type: minilm yet; export a policy of words")
-    return policy.words
-
-
 class _Tokens(Words):
     """The tokenizer of a policy that is given tokens."""
 
@@ -89,9 +90,18 @@ class _Tokens(Words):
         return text
 
 
+class _States(TokenStates):
+    """The same of one that is given states of tokens."""
+
+    def tokens_of(self, text: Array) -> Array:
+        return text
+
+
 def _token_actor(policy: VLAPolicy) -> Any:
-    """Make the policy of merged weights, without a critic, whose text is tokens already, int32 [..., max_words]."""
-    words = _Tokens(_words(policy).vocabulary, _words(policy).max_words)
+    """Make the policy of merged weights, without a critic, whose text is tokens already, int32 [..., max_words], or
+    their states, float32 [..., max_words, 384]."""
+    own = policy.words
+    words = (_Tokens if isinstance(own, Words) else _States)(*(getattr(own, each.name) for each in fields(own)))
     model = policy.model.model_copy(update={"critic": False, "lora": None})
     return replace(policy, model=model, words=words, instruction=None)
 
@@ -113,7 +123,7 @@ def _draw_cases(
     observations |= adversarial_observations(parts, feature_ranges(parts, space, spec), spec)
     some = {name: np.take(x, np.arange(_NUM_ROWS), axis=0, mode="wrap") for name, x in parts.items()}
     observations |= {kind: dict(some) for kind in (("texts", "sampled") if spec.head == "flow" else ("texts",))}
-    adversarial = adversarial_texts(_words(policy).vocabulary, _words(policy).max_words)
+    adversarial = _adversarial(policy, own)
     length = max(map(len, (*own, *adversarial))) + 1
     for name, obs in observations.items():
         rows = len(next(iter(obs.values())))
@@ -123,21 +133,39 @@ def _draw_cases(
         starts = {"sampled": rng.normal(size=shape), "edges": rng.choice((-_FAR, 0.0, _FAR), shape)}
         if spec.head == "flow":
             obs[NOISE] = starts.get(name, np.zeros(shape)).astype(np.float32)
-    tokenizer = Tokenizer.from_json(_words(policy).to_json())
     instructed: Any = replace(policy, instruction=None)
 
     def tokenized(given: Arrays) -> Arrays:
-        return {**given, TOKENS: tokenizer.tokens(given[policy.model.text], given[policy.model.text].shape[:1])}
+        texts = given[policy.model.text]
+        if isinstance(policy.words, TokenStates):  # JAX's: another machine's products round otherwise, see texts.json
+            return {**given, TOKENS: policy.words.encode(texts)}
+        return {**given, TOKENS: Tokenizer.from_json(policy.words.to_json()).tokens(texts, texts.shape[:1])}
 
     return answered(instructed, params, spec, form, observations, tokenized)
 
 
 def _text_documents(policy: VLAPolicy, seen: Arrays) -> dict[str, Any]:
-    """``tokenizer.json``, and ``texts.json`` with JAX's tokens."""
-    own = sorted(set(_texts(policy, seen)))[:_MAX_TEXTS]
-    texts = [*own, *adversarial_texts(_words(policy).vocabulary, _words(policy).max_words)]
-    tokens = np.asarray(_words(policy).tokens_of(jnp.asarray(_padded(texts, max(map(len, texts)) + 1))))
-    return {TOKENIZER: _words(policy).to_json(), TEXTS: texts_document(texts, tokens)}
+    """``tokenizer.json``, ``texts.json`` with JAX's tokens, and the weights of a text encoder."""
+    own, words = sorted(set(_texts(policy, seen)))[:_MAX_TEXTS], policy.words
+    texts = [*own, *_adversarial(policy, own)]
+    padded = _padded(texts, max(map(len, texts)) + 1)
+    if isinstance(words, Words):
+        tokens = np.asarray(words.tokens_of(jnp.asarray(padded))).tolist()
+        return {TOKENIZER: words.to_json(), TEXTS: texts_document(texts, tokens)}
+    ids = [words.tokenizer.ids(as_text(row)) for row in padded]
+    tokens = [checked_numbers(*each) for each in zip(ids, words.encode(padded), strict=True)]
+    reader = {"type": KIND, "max_words": words.max_words, "tokenizer": words.tokenizer.tokenizer.to_str()}
+    np.savez(weights := BytesIO(), **cast(dict[str, Any], words.arrays()))
+    return {TOKENIZER: to_json(reader, "null"), WEIGHTS: weights.getvalue(), TEXTS: texts_document(texts, tokens)}
+
+
+def _adversarial(policy: VLAPolicy, own: Sequence[bytes]) -> list[bytes]:
+    """Texts that two readers may take apart differently, of those that the policy takes."""
+    if isinstance(policy.words, Words):
+        return adversarial_texts(policy.words.vocabulary, policy.words.max_words)
+    most, ids = policy.words.max_words, policy.words.tokenizer.ids
+    vocabulary = sorted({word for text in own for word in text.decode(errors="replace").lower().split()}) or ["cube"]
+    return [x for x in adversarial_texts(vocabulary, most) if len(ids(as_text(np.frombuffer(x, np.uint8)))) <= most]
 
 
 def _texts(policy: VLAPolicy, seen: Arrays) -> list[bytes]:

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from interop.dense import as_floats, as_tensor
 from interop.twin.kinds import Spec
 from interop.twin.parts import check_remembered, policy_inputs
-from interop.twin.text import Tokenizer
+from interop.twin.text import TextReader
 
 
 class Twin(nn.Module):
     """A deployed policy in torch; ``forward``, or ``deployed()`` where that differs, takes ``spec.inputs``."""
 
     spec: Spec
-    tokenizer: Tokenizer | None = None
+    tokenizer: TextReader | None = None
     """Makes tokens of texts, of a policy that reads them."""
     memory: Tensor | None = None
     """[..., M], of the rows of the last ``act``. None: an episode starts."""

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interop.twin.kinds import Spec
+from interop.twin.sentences import Sentences
 from interop.twin.spec import NOISE, TOKENS, WHOLE_OBS, TextSpec
-from interop.twin.text import TOKENIZER, Tokenizer
+from interop.twin.text import TOKENIZER, TextReader, Tokenizer
 
 
 def parts(obs: Any, paths: Sequence[str], spec: Spec) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def numbers_of(x: Any, name: str) -> NDArray[Any]:
 def policy_inputs(
     spec: Spec,
     obs: Any,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: TextReader | None = None,
     noise: Any = None,
     as_array: Callable[[Any, str], Any] = numbers_of,
 ) -> tuple[list[Any], tuple[int, ...]]:
@@ -93,12 +94,12 @@ def policy_inputs(
     return [leaves[name].reshape(-1, *spec.input_shape(name)) for name in spec.inputs if name in leaves], batch
 
 
-def load_tokenizer(directory: Path, spec: Spec) -> Tokenizer | None:
+def load_tokenizer(directory: Path, spec: Spec) -> TextReader | None:
     """Load the tokenizer of an export; None: the policy reads no text. Raises FileNotFoundError: there is none.
-    ValueError: it is not a tokenizer, or of another policy."""
+    ValueError: it is not a tokenizer, or of another policy. ModuleNotFoundError: it needs ``tokenizers``."""
     if (own := spec.text) is None:
         return None
-    tokenizer = Tokenizer.load(directory / TOKENIZER)
+    tokenizer = Sentences.load(directory) if own.features else Tokenizer.load(directory / TOKENIZER)
     if (tokenizer.num_tokens, tokenizer.max_words) != (own.num_tokens, own.max_words):
         text = f"{directory / TOKENIZER} has {tokenizer.num_tokens} tokens and {tokenizer.max_words} words, but"
         raise ValueError(f"{text} policy.json is for {own.num_tokens} and {own.max_words}: they are of two policies")
@@ -117,7 +118,7 @@ def in_type(x: Any, dtype: str, name: str) -> Any:
     return cast
 
 
-def _tokens(spec: Spec, own: TextSpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...]) -> Any:
+def _tokens(spec: Spec, own: TextSpec, tokenizer: TextReader, obs: Any, batch: tuple[int, ...]) -> Any:
     given = isinstance(obs, Mapping) and own.part in obs.keys()  # noqa: SIM118
     texts = parts(obs, (own.part,), spec)[own.part] if given or own.instruction is None else own.instruction
     if hasattr(texts, "numpy"):  # a tensor of bytes

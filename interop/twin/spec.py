@@ -266,7 +266,8 @@ class PolicySpec(DeployedForms):
 
 @dataclass(frozen=True, kw_only=True)
 class TextSpec:
-    """The text that a policy reads as ``TOKENS``, numbers of its words by ``interop.twin.text``."""
+    """The text that a policy reads as ``TOKENS``: numbers of its words by ``interop.twin.text``, or states of its
+    tokens by ``interop.twin.sentences``."""
 
     part: str
     """Its name in the observation."""
@@ -275,6 +276,8 @@ class TextSpec:
     max_words: int
     num_tokens: int
     """Padding, the unknown word, and the vocabulary."""
+    features: int = 0
+    """Numbers of a token's state; 0: the token is a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,11 +320,11 @@ class ProgramSpec(DeployedForms):
 
     def input_shape(self, name: str) -> tuple[int, ...]:
         if name == TOKENS and self.text is not None:
-            return (self.text.max_words,)
+            return (self.text.max_words, *((self.text.features,) if self.text.features else ()))
         return (self.sizes[0],) if name == NOISE and self.head == "flow" else super().input_shape(name)
 
     def input_dtype(self, name: str) -> str:
-        return "int32" if name == TOKENS and self.text else super().input_dtype(name)
+        return "int32" if name == TOKENS and self.text and not self.text.features else super().input_dtype(name)
 
     def lacking(self) -> list[str]:
         return [] if self.inputs else ["an input"]

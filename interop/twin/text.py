@@ -26,8 +26,56 @@ _OUTSIDE = bytes(b for b in range(128) if not (97 <= b <= 122 or 48 <= b <= 57))
 _APART = bytes.maketrans(_OUTSIDE, b" " * len(_OUTSIDE))
 
 
+class TextReader:
+    """Makes of texts what a policy is given in their place."""
+
+    max_words: int
+
+    def encode(self, text: str | bytes) -> NDArray[Any]:
+        """[max_words, ...]: the tokens of a text."""
+        raise NotImplementedError
+
+    def checked(self, text: str | bytes) -> list[float]:
+        """Return numbers by which two readers of a text are compared."""
+        return self.encode(text).astype(float).tolist()
+
+    def tokens(self, texts: Any, batch: tuple[int, ...]) -> NDArray[Any]:
+        """Make tokens [*batch, max_words, ...] of one text for all rows (str or bytes), or of texts in ``batch``'s
+        shape: a nest of lists, an array of str; or an array of bytes, uint8 [*batch, L], as an observation has it.
+        Raises ValueError: something else, or texts of another shape."""
+        if isinstance(texts, str | bytes):
+            one = self.encode(texts)
+            return np.broadcast_to(one, (*batch, *one.shape)).copy()
+        array = np.asarray(texts)
+        if array.dtype == np.uint8:
+            rows = [row.tobytes() for row in array.reshape(-1, array.shape[-1])] if array.ndim else None
+            shape = array.shape[:-1]
+        else:
+            rows, shape = array.reshape(-1).tolist(), array.shape
+        if rows is None or shape != batch or not all(isinstance(row, str | bytes) for row in rows):
+            text = f"the text must be one str, strs in the shape {list(batch)} of the other parts, or their bytes,"
+            raise ValueError(f"{text} uint8 {[*batch, 'L']}; got {array.dtype}{list(array.shape)}")
+        found = np.stack([self.encode(row) for row in rows])
+        return found.reshape(*batch, *found.shape[1:])
+
+
+def facts_of(text: str, kind: str, key: str) -> dict[str, Any]:
+    """Read a ``tokenizer.json``: type, ``key`` and max_words. Raises ValueError: it is another file, or of another
+    type."""
+    try:
+        raw: dict[str, Any] = parse_json(text)
+        found, _, max_words = raw["type"], raw[key], raw["max_words"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"the tokenizer needs type, {key} and max_words: {repr(error)[:200]}") from error
+    if found != kind:
+        raise ValueError(f"the tokenizer is of the type {repr(found)[:100]}; this policy's is '{kind}'")
+    if type(max_words) is not int or not 1 <= max_words <= _MAX_WORDS:
+        raise ValueError(f"the tokenizer needs max_words of 1 to {_MAX_WORDS}, got {repr(max_words)[:100]}")
+    return raw
+
+
 @dataclass(frozen=True)
-class Tokenizer:
+class Tokenizer(TextReader):
     """``vocabulary[i]`` is token i + 2."""
 
     vocabulary: tuple[str, ...]
@@ -36,19 +84,10 @@ class Tokenizer:
     @staticmethod
     def from_json(text: str) -> "Tokenizer":
         """Read a tokenizer. Raises ValueError: it is not a tokenizer, or of another type."""
-        try:
-            raw = parse_json(text)
-            kind, vocabulary, max_words = raw["type"], raw["vocabulary"], raw["max_words"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"the tokenizer needs type, vocabulary and max_words: {repr(error)[:200]}") from error
-        if kind != "words":
-            raise ValueError(f"the tokenizer is of the type {repr(kind)[:100]}; this interop has 'words'")
-        words = isinstance(vocabulary, list) and all(isinstance(word, str) for word in vocabulary)
-        if not words or type(max_words) is not int or not 1 <= max_words <= _MAX_WORDS:
-            raise ValueError(
-                f"the tokenizer needs a list of words and max_words of 1 to {_MAX_WORDS}, "
-                f"got {repr(vocabulary)[:100]} and {repr(max_words)[:100]}"
-            )
+        raw = facts_of(text, "words", "vocabulary")
+        vocabulary, max_words = raw["vocabulary"], raw["max_words"]
+        if not isinstance(vocabulary, list) or not all(isinstance(word, str) for word in vocabulary):
+            raise ValueError(f"the tokenizer needs a list of words, got {repr(vocabulary)[:100]}")
         tokenizer = Tokenizer(tuple(vocabulary), max_words)
         odd = [word for word in vocabulary if words_of(word) != [word.encode()]]
         if odd or len(tokenizer._number) != len(vocabulary):
@@ -68,24 +107,6 @@ class Tokenizer:
         """[max_words]: the tokens of a text."""
         tokens = [self._number.get(_hash(word), _UNKNOWN) for word in words_of(text)[: self.max_words]]
         return np.array(tokens + [_PADDING] * (self.max_words - len(tokens)), np.int32)
-
-    def tokens(self, texts: Any, batch: tuple[int, ...]) -> NDArray[np.int32]:
-        """Make tokens [*batch, max_words] of one text for all rows (str or bytes), or of texts in ``batch``'s shape:
-        a nest of lists, an array of str; or an array of bytes, uint8 [*batch, L], as an observation has it. Raises
-        ValueError: something else, or texts of another shape."""
-        if isinstance(texts, str | bytes):
-            return np.broadcast_to(self.encode(texts), (*batch, self.max_words)).copy()
-        array = np.asarray(texts)
-        if array.dtype == np.uint8:
-            rows = [row.tobytes() for row in array.reshape(-1, array.shape[-1])] if array.ndim else None
-            shape = array.shape[:-1]
-        else:
-            rows, shape = array.reshape(-1).tolist(), array.shape
-        if rows is None or shape != batch or not all(isinstance(row, str | bytes) for row in rows):
-            text = f"the text must be one str, strs in the shape {list(batch)} of the other parts, or their bytes,"
-            raise ValueError(f"{text} uint8 {[*batch, 'L']}; got {array.dtype}{list(array.shape)}")
-        found = [self.encode(row) for row in rows]
-        return np.array(found, np.int32).reshape(*batch, self.max_words)
 
     @cached_property
     def _number(self) -> dict[int, int]:

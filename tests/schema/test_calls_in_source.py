@@ -132,6 +132,7 @@ WRITES = {
     ("interop/artefacts/parity.py", "np.savez_compressed"): _OWN_FOLDER,
     ("interop/artefacts/parity.py", "path.open"): _OWN_FOLDER,
     ("ejax/envs/host/guarded.py", "np.savez_compressed"): "into what new_file has opened",
+    ("interop/exporters/vla.py", "np.savez"): "into memory",
     ("interop/exporters/lerobot.py", "np.savez_compressed"): "into what new_file has opened",
     ("interop/checkpoints/file.py", "torch.save"): "into what replacing has opened",
 }

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import erf
 
 from ejax.numerics.text import as_text
-from ejax.policies.pretrained.minilm import MINILM_WEIGHTS, MiniLM, load_minilm
+from ejax.policies.pretrained.minilm import MINILM_WEIGHTS, MiniLM, WordPiece, load_minilm
 from ejax.policies.pretrained.weights import find_weights, load_weights
 from ejax.runtime.host_call import host_call
 from ejax.schema.messages import short_repr
@@ -48,6 +48,19 @@ class TokenStates:
         return _encoder(self._source, self.max_words)(text)[0]
 
     @property
+    def tokenizer(self) -> WordPiece:
+        return load_minilm(self._source)[2]
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.tokenizer.tokenizer.get_vocab_size())
+
+    def arrays(self) -> dict[str, NDArray[np.float32]]:
+        """Return what ``encode_ids`` reads."""
+        used = _weights(self._source).items()
+        return {name: x for name, x in used if name.startswith(("embeddings.", "encoder."))}
+
+    @property
     def _source(self) -> str:
         return self.weights or MINILM_WEIGHTS
 
@@ -55,7 +68,7 @@ class TokenStates:
 @cache
 def _encoder(source: str, length: int) -> Callable[[NDArray[np.uint8]], tuple[NDArray[np.float32]]]:
     """Make the host's function, uint8 [..., L] -> [..., length, 384], which keeps what it has encoded."""
-    weights = {name.replace("attention.self", "attention"): x for name, x in load_weights(source).items()}
+    weights = _weights(source)
     tokenizer = load_minilm(source)[2]  # which refuses other weights
 
     @lru_cache(_KEPT)
@@ -76,6 +89,10 @@ def _encoder(source: str, length: int) -> Callable[[NDArray[np.uint8]], tuple[ND
         return (found.reshape(*text.shape[:-1], length, FEATURES),)
 
     return encode
+
+
+def _weights(source: str) -> Weights:
+    return {name.replace("attention.self", "attention"): x for name, x in load_weights(source).items()}
 
 
 def encode_ids(weights: Weights, ids: list[int]) -> NDArray[np.float32]:
