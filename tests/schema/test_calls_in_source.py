@@ -69,6 +69,7 @@ READS = {
     ("interop/plain_pt.py", "torch.load"): f"{_CHECKED}check_plain",
     ("interop/plain_pt.py", "zipfile.ZipFile"): f"{_CHECKED}check_plain",
     ("interop/standalone_verify.py", "os.open"): _READER,
+    ("interop/twin/sentences.py", "np.load"): f"{_CHECKED}check_plain",
     ("interop/artefacts/loader.py", "own.read_text"): _SHIPPED,
     ("interop/artefacts/loader.py", "source.read_bytes"): _SHIPPED,
     ("interop/artefacts/loader.py", "zipfile.ZipFile"): "writes, into memory",
