@@ -81,10 +81,9 @@ def test_imports_go_down(path: Path) -> None:
 def test_the_data_wing_needs_numpy_only(path: Path) -> None:
     """Its worker and its consumers import neither jax nor the rest of ejax; ``prefetch`` is for who trains, ``lerobot``
     is the extra ``data``, which only ``record`` beside it may need. And what needs nothing at all."""
-    extra = {
-        "prefetch.py": ("jax", "ejax.types"),
-        "pictures.py": ("imageio_ffmpeg", "ejax.runtime.video"),
-    }.get(path.name, ())
+    extra = {"prefetch.py": ("jax", "ejax.types"), "pictures.py": ("imageio_ffmpeg", "ejax.runtime.video")}.get(
+        path.name, ()
+    )
     keeps = path.parts[1] in ("lerobot", "record.py")
     files = {"pyarrow", "PIL", "pydantic"} if path.parts[1] == "lerobot" else set()
     for name in imports(path):

@@ -163,9 +163,6 @@ def test_choices_have_an_agreement_and_no_mean() -> None:
     assert metrics["agreement"] == 0.25 and "mse" not in metrics
 
 
-# runs
-
-
 def config_of(teacher: Any, *, iterations: int = 2, actor: Any = NETWORK, **cfg: Any) -> dict[str, Any]:
     """Train a student that sees no velocities, of a teacher that saw the task's own observation."""
     raw = tiny(iterations=iterations)

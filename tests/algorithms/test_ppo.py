@@ -28,9 +28,6 @@ def fresh(params: Params, optimizer: optax.GradientTransformation) -> TrainState
     return make_train_state(params, optimizer)
 
 
-# one update by hand
-
-
 class Bandit:
     """No observation: the mean, its log std and the value are the parameters themselves."""
 
@@ -152,9 +149,6 @@ def test_target_kl_stops_the_remaining_minibatches() -> None:
     assert stopped.params["params"]["mean"] == pytest.approx(1 / math.sqrt(2))
 
 
-# the advantage under each rule for cut-off episodes
-
-
 def advantage_by_loop(rollout: Rollout, mode: str, gamma: float, gae_lambda: float, reward_scale: float) -> np.ndarray:
     r = {f: np.asarray(getattr(rollout, f)) for f in ("reward", "value", "next_value", "terminated", "truncated")}
     T, N = r["reward"].shape
@@ -214,9 +208,6 @@ def test_arrays_that_are_not_time_by_envs_are_refused() -> None:
     rollout = jax.tree.map(lambda x: x[0], two_pulls())
     with pytest.raises(ValueError, match=r"\[T, N\].*\(2,\)"):
         ppo_advantage(rollout, config=PPOConfig())
-
-
-# the loss
 
 
 def loss_batch() -> dict[str, Any]:
@@ -283,8 +274,6 @@ def test_wrong_options_are_refused_by_name(given: dict[str, Any], text: str) -> 
         PPOConfig(**given)
 
 
-# probes: each kind of episode needs one part to be right. Source: rejax's test environments.
-
 KINDS = ("constant", "observed", "delayed", "chosen", "matched")
 GAMMA = 0.5
 
@@ -300,6 +289,7 @@ class ProbeState:
 class Probes:
     """Episodes of five kinds; the observation is [which kind, a random bit, whether this is the second step].
 
+    Each kind needs one part of the update to be right. Source: rejax's test environments.
     Rewards: constant 1; observed: ±1 by the bit; delayed: 1 after a second step; chosen: the action (0 or 1);
     matched: 1 where the action is the bit.
     """

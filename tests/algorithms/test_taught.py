@@ -179,9 +179,6 @@ def test_the_loss_has_the_weighted_divergence_from_the_label() -> None:
             ppo_loss(own, batch, policy=policy, config=config)
 
 
-# runs
-
-
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two teachers, one with a memory, both less random than a student."""

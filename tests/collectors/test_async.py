@@ -79,9 +79,6 @@ def learn_beside(running: AsyncCollector, updates: int, policy: Linear, naps: fl
     return state, rollouts
 
 
-# The schedule
-
-
 @pytest.mark.parametrize(
     ("schedule", "asked", "versions"),
     [
@@ -108,9 +105,6 @@ def test_a_recorded_schedule_ends() -> None:
 )
 def test_impossible_schedules_are_refused(given: dict[str, Any], key: str, word: str) -> None:
     refused(Schedule, **given, key=key, word=word)
-
-
-# What it computes
 
 
 def in_turn(updates: int, lag: int) -> tuple[TrainState, list]:
@@ -181,9 +175,6 @@ def test_the_learner_may_donate_what_it_published() -> None:
             running.publish(params, index + 1)
 
 
-# Where every rollout goes
-
-
 def test_the_collector_waits_for_the_learner_and_loses_nothing() -> None:
     """D6, D19, D36: bounded, in order, each once."""
     running = background(Schedule(2, free=True))
@@ -208,9 +199,6 @@ def test_versions_are_published_one_by_one() -> None:
         running.start(PARAMS)
         with pytest.raises(ValueError, match="version 3 published after 0; versions come one by one"):
             running.publish(PARAMS, 3)
-
-
-# Errors, stops, pauses
 
 
 class Breaks(Wrapped):
@@ -345,9 +333,6 @@ def test_random_timings_end_with_everything_accounted_for(seed: int) -> None:
     steps = sum(env.num_steps * env.num_envs for env in running.collector.groups if isinstance(env, Wild))
     assert steps == T * N * (stats.delivered + stats.queued) + running.collector.lost_steps
     assert not running._thread.is_alive()
-
-
-# Runs
 
 
 def config(folder: Path, mode: str, updates: int = 8, **collector: Any) -> dict:

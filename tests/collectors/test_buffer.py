@@ -175,9 +175,6 @@ def test_wrong_uses_of_a_buffer_are_refused() -> None:
         refused(use, key=key)
 
 
-# Whole rollouts
-
-
 def test_rollouts_are_delivered_once_in_order_and_never_overwritten() -> None:
     rollout, waiting = collected(), ejax.RolloutQueue(capacity=2)
     rollouts = [rollout.replace(reward=rollout.reward + i) for i in range(3)]

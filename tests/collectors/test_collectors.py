@@ -98,9 +98,6 @@ def test_groups_of_the_algorithm_start_alike() -> None:
     assert (start[0] != start[3]).any()
 
 
-# Groups
-
-
 class Meeting(Wrapped):
     """Steps only when as many others step at the same time."""
 
@@ -214,9 +211,6 @@ def test_several_devices_have_their_rows_of_a_rollout() -> None:
     np.testing.assert_allclose(split.value, one.value, rtol=1e-6)
     for leaf in jax.tree.leaves(split):
         assert [(shard.device.id, shard.data.shape[1]) for shard in leaf.addressable_shards] == [(1, 2), (2, 2)]
-
-
-# State
 
 
 def test_environments_that_can_be_saved_go_on() -> None:

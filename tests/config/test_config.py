@@ -49,9 +49,6 @@ def keys_of(notices: tuple[Any, ...]) -> list[str]:
     return [notice.key for notice in notices]
 
 
-# --- files ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 def test_every_shipped_config_loads_and_round_trips(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -94,8 +91,6 @@ def test_no_path_of_a_config_keeps_a_tilde(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(SystemExit):
         main(["--run=~no_one/run"])
 
-
-# --- spellings --------------------------------------------------------------------------------------------
 
 FIRST = {
     "trainer": {"env": {"id": "PointMassRL", "cfg": {"num_envs": 8}}, "rollout_steps": 16},
@@ -214,9 +209,6 @@ def test_a_critic_without_groups_reads_those_of_the_actor(critic: dict[str, None
     assert config.policy.obs_groups.critic == () and parse_config(config.to_dict()).notices == ()
 
 
-# --- gym configs ------------------------------------------------------------------------------------------
-
-
 def test_a_first_release_gym_config_fills_the_task(tmp_path: Path, task: None) -> None:
     env = {"num_envs": 8, "extensions": {"episode_length": 20, "action_scale": 0.1, "joint_limits": 0.5}}
     config = gym(tmp_path, {"id": "TaskRL", "env": env})
@@ -299,9 +291,6 @@ def test_a_gym_config_of_the_working_directory_with_a_copy_that_differs_is_annou
     assert [notice.text for notice in config.notices] == [f"read {read}, not {other}, which differs"]
 
 
-# --- notices ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given", "keys", "text"),
     [
@@ -338,11 +327,7 @@ def test_a_gym_config_of_the_working_directory_with_a_copy_that_differs_is_annou
         ({"trainer": trainer(events={"eval": {"video": VIDEO}})}, ["trainer.events.eval.video"], "records nothing"),
         (
             ["policy.name=actor_only", "policy.obs_groups.critic=[obs]", "policy.critic_obs_normalization=true"],
-            [
-                "policy.critic",
-                "policy.critic_obs_normalization (override)",
-                "policy.obs_groups.critic (override)",
-            ],
+            ["policy.critic", "policy.critic_obs_normalization (override)", "policy.obs_groups.critic (override)"],
             "actor_only has no critic",
         ),
     ],
@@ -403,9 +388,6 @@ def test_a_run_that_makes_no_gradient_step_says_so(starts: int, learns: bool) ->
     assert [NOTHING in text for text in idle_notes(config, 32)] == [True] * (not learns)
 
 
-# --- code, overrides and commands -------------------------------------------------------------------------
-
-
 def test_imports_named_by_a_config_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "boom.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
@@ -439,9 +421,6 @@ def test_an_output_folder_that_cannot_be_made_is_refused_without_a_traceback(
 def test_a_command_without_a_config_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert capsys.readouterr().err.startswith("ejax train: give --config FILE, --run DIR with --resume")
-
-
-# --- round trips ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -498,9 +477,6 @@ def test_whatever_a_config_holds_it_loads_or_raises_config_error(section: str, k
         parse_config(data)
     except ConfigError as error:
         assert error.problems
-
-
-# --- schema -----------------------------------------------------------------------------------------------
 
 
 def test_the_schema_file_is_what_the_generator_makes() -> None:

@@ -29,9 +29,6 @@ CARTS = "env=gymnax:CartPole-v1"
 ADAPTIVE = {"batch_size": 32, "schedule": "adaptive", "desired_kl": 0.01, "lr_scheduler": {"name": "linear"}}
 
 
-# --- one value --------------------------------------------------------------------------------------------
-
-
 @refusals(
     ("trainer.sead=3", "trainer.sead", "Did you mean 'seed'?"),
     ("trainer.rollout_step=3", "trainer.rollout_step", "Did you mean 'rollout_steps'?"),
@@ -154,9 +151,6 @@ def test_a_bad_value_is_refused_at_its_key_with_the_remedy(given: str, key: str,
     assert len(error.problems) == 1 and len(error.problems[0].text) < 2500
 
 
-# --- values that do not fit together ----------------------------------------------------------------------
-
-
 @refusals(
     (["trainer.buffer_size=2000000000", "trainer.num_envs=2"], "trainer.buffer_size", "at most 2147483647 are counted"),
     (
@@ -248,9 +242,6 @@ def test_a_place_with_no_such_code_is_refused_by_its_key(key: str, place: str) -
     assert named in (f"{key} (override)", "algorithm.cfg")
 
 
-# --- files ------------------------------------------------------------------------------------------------
-
-
 @refusals(
     (("a.toml", ""), "", "'.toml' is not the suffix of a config; allowed: .json, .yaml, .yml"),
     (("a.json", '{"trainer": {},\n"policy" {}}'), "a.json:2", "Expecting ':'"),
@@ -291,9 +282,6 @@ def test_a_missing_gym_config_names_both_places(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({**BASE, "trainer": {"gym_config": "no.json"}}))
     error = refused(load_config, tmp_path / "a.json", word=str(tmp_path / "no.json"))
     assert str(Path.cwd() / "no.json") in str(error)
-
-
-# --- what an environment, a policy or a robot lacks -------------------------------------------------------
 
 
 def cart_pole(**sections: Any) -> dict[str, Any]:

@@ -99,9 +99,6 @@ def test_the_plan_goes_back_where_a_learner_has_lost_the_cube(
     assert begin_again(robot, cube, goal, np.array([segment])).tolist() == [expected]
 
 
-# runs
-
-
 def tree(iterations: int = 6, dagger: Any = None, engine: Any = None, **data: Any) -> dict[str, Any]:
     options = {"task": PLACE, "task_cfg": {"num_envs": 2, "noise": 0.0}, "buffer_size": 4, "max_episode_steps": 20}
     section = {"source": "engine", "engine": {**options, **(engine or {})}, "obs_field": "obs/state"}

@@ -120,9 +120,6 @@ def said_by(*processes: subprocess.Popen[str]) -> list[str]:
     return [process.communicate(timeout=BOUND_S)[0] for process in processes]
 
 
-# Any history
-
-
 class Walk:
     """An engine and a model of it: its state, the fillings of its buffer, draws and events."""
 
@@ -215,9 +212,6 @@ def test_any_history_keeps_the_rules(seed: int) -> None:
         assert len(walk.events) == (max(0, 8 * walk.fills - 4) if walk.log else 0)
 
 
-# Options
-
-
 OF_EMBODICHAIN = {
     "buffer_size": 8,
     "max_episode_steps": 50,
@@ -271,9 +265,6 @@ def test_fields_of_embodichain_mean_here_what_they_mean_there() -> None:
 def test_options_that_cannot_be_honoured_are_refused_with_a_reason(wrong: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         OnlineDataEngineCfg.from_embodichain({**OF_EMBODICHAIN, **wrong}, "data_tasks:Toy")
-
-
-# A healthy engine
 
 
 def test_chunks_have_their_shape_and_the_memory_comes_back(runs: Path) -> None:
@@ -409,9 +400,6 @@ def test_worker_and_consumer_import_what_they_need_alone(tmp_path: Path) -> None
         assert process.communicate(timeout=BOUND_S) == ("(1, 1, 4) []\n", "")
     assert "jax" in sys.modules and "data_tasks" in modules
     assert not modules & {"jax", "flax", "pydantic", "torch", "pytest", "test_data_engine"}
-
-
-# Failures
 
 
 def told(error: BaseException) -> str:
@@ -672,9 +660,6 @@ def test_a_failure_of_any_text_keeps_within_its_bytes(error: Any, text: str) -> 
     assert len(packed) <= CAPACITY
     with pytest.raises((OnlineDataWorkerError, ValueError), match=text):
         raise_failure(packed)
-
-
-# Who may do what, and where
 
 
 @pytest.mark.slow

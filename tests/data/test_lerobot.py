@@ -79,9 +79,6 @@ def assert_same_tree(first: dict[str, Any], second: dict[str, Any]) -> None:
         np.testing.assert_array_equal(array, second[path], err_msg=path)
 
 
-# What is written
-
-
 def test_episodes_come_back_with_every_field_and_dtype(kept: Path) -> None:
     reader = EpisodeReader(kept)
     assert len(reader) == 8 and reader.skipped == {}
@@ -214,9 +211,6 @@ def test_windows_of_pictures_are_those_of_the_whole_episode(tmp_path: Path) -> N
         )
 
 
-# What is refused
-
-
 def spoiled(**changes: Callable[..., Any]) -> Episode:
     made = episode(0)
     frames = {**made.frames, **{name: change(made.frames[name]) for name, change in changes.items()}}
@@ -286,9 +280,6 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
         EpisodeWriter(tmp_path, SPEC, fps=20, append=True)
     with pytest.raises(RuntimeError, match="is closed"):
         writer.append(episode(0), "x")
-
-
-# What a crash and a full disk leave
 
 
 @pytest.mark.slow
@@ -389,9 +380,6 @@ def test_an_unfinished_episode_is_told_of_to_who_reads(tmp_path: Path) -> None:
     assert not (tmp_path / ".staging").exists()
 
 
-# What is read
-
-
 def test_a_dataset_of_lerobots_is_read() -> None:
     reader = EpisodeReader(GOLDEN)
     assert len(reader) == 3 and reader.skipped == {"remark": "dtype string"} and reader.fps == 10.0
@@ -448,9 +436,6 @@ def test_what_stays_decoded_is_bounded(
     for number in [*range(8), *range(8)]:
         assert_same_tree(reader[number].frames, episode(number).frames)
     assert len(reads) == num_reads
-
-
-# What is drawn
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -527,9 +512,6 @@ def test_a_wrong_choice_of_episodes_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         RecordedEpisodes(kept, episodes=episodes)
-
-
-# What is recorded
 
 
 def test_a_recording_has_the_episodes_of_an_engine_with_its_seed(tmp_path: Path) -> None:

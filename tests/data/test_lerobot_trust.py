@@ -132,9 +132,6 @@ def bind_socket(path: Path) -> None:
             os.close(here)
 
 
-# Writing stays inside
-
-
 @pytest.mark.parametrize("place", ["data", "data/chunk-000", "meta", "meta/episodes", ".staging"])
 def test_a_folder_that_is_a_link_is_not_written_through(kept: Path, place: str) -> None:
     outside = kept.parent / "outside"
@@ -239,9 +236,6 @@ def test_an_append_to_a_recording_of_an_earlier_release_removes_its_list_of_dige
     assert check_numbers(kept) == 3
     append(kept)
     assert check_numbers(kept) == 4 and not (kept / "meta/ejax_digests.json").exists()
-
-
-# Reading stays inside
 
 
 @pytest.mark.parametrize("key", ["data_path", "video_path"])
@@ -358,9 +352,6 @@ def test_images_of_other_formats_are_not_tried() -> None:
         decode_image(file.getvalue(), (4, 6, 3))
 
 
-# What metadata must be like
-
-
 INT8 = {"dtype": "int8"}
 
 
@@ -417,9 +408,6 @@ def test_a_writer_names_the_entry_in_which_a_folder_differs(kept: Path) -> None:
     spec = EpisodeSpec({**SPEC.frames, "actions": ((5,), "float32")}, SPEC.episode)
     with pytest.raises(ValueError, match=r"set has features/actions/shape \[4\], the writer \[5\]; make the"):
         EpisodeWriter(kept, spec, fps=20, append=True)
-
-
-# Damage
 
 
 def test_a_file_that_is_cut_off_is_named_with_the_remedy(recorded: Path, tmp_path: Path) -> None:
@@ -494,9 +482,6 @@ def test_damage_raises_nothing_but_errors_that_name_the_file(recorded: Path, tmp
             reported += 1
         path.write_bytes(data)
     assert reported > 20
-
-
-# While a folder grows
 
 
 @pytest.mark.slow

@@ -156,12 +156,7 @@ def test_a_masked_window_is_taught_where_its_mask_says_and_each_action_counts_al
     loss, _ = bc_loss(params, batch, policy=policy, config=config)
     np.testing.assert_allclose(loss, np.mean(errors), rtol=1e-5)
     _, metrics = bc_update(
-        make_train_state(params, optimizer),
-        batch,
-        jax.random.key(1),
-        policy=policy,
-        optimizer=optimizer,
-        config=config,
+        make_train_state(params, optimizer), batch, jax.random.key(1), policy=policy, optimizer=optimizer, config=config
     )
     np.testing.assert_allclose(metrics["mse"], np.mean(errors), rtol=1e-5)
 
@@ -578,11 +573,7 @@ def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
             "data.gym_config.id",
             "ejax has no expert for 'CartPoleRL'",
         ),
-        (
-            {"data": engine(lifecycle_event_capacity=64)},
-            "data.engine.lifecycle_event_capacity",
-            "takes no events out",
-        ),
+        ({"data": engine(lifecycle_event_capacity=64)}, "data.engine.lifecycle_event_capacity", "takes no events out"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_key(change: dict[str, Any], key: str, text: str) -> None:

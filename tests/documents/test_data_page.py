@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from ejax.data import (
-    GMMChunkSampler,
-    OnlineDataEngine,
-    OnlineDataEngineCfg,
-    OnlineDataset,
-    UniformChunkSampler,
-)
+from ejax.data import GMMChunkSampler, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataset, UniformChunkSampler
 
 ROOT = Path(__file__).parents[2]
 STEPS, B = 100, 4

@@ -37,10 +37,7 @@ def quick_start(mode: str, **changes: Any) -> RunConfig:
         "trainer": {"buffer_size": size, "model_type": mode, "num_envs": N, "iterations": 2, "console": False},
         "env": {"id": "host_tasks:Drift"},
         "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK},
-        "algorithm": {
-            "name": "ppo",
-            "cfg": {"learning_rate": 3e-4, "gamma": 0.99, "n_epochs": 1, "batch_size": 16},
-        },
+        "algorithm": {"name": "ppo", "cfg": {"learning_rate": 3e-4, "gamma": 0.99, "n_epochs": 1, "batch_size": 16}},
     }
     return parse_config({**raw, **changes})
 

@@ -45,9 +45,6 @@ with_brax = needs("brax", "brax")
 with_playground = needs("mujoco_playground", "playground")
 
 
-# What needs no library
-
-
 @pytest.mark.parametrize("family", ["gymnax", "brax", "playground", "envpool"])
 def test_a_missing_library_says_what_to_install(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def not_there(name: str) -> None:
@@ -122,9 +119,6 @@ def test_unknown_names_and_options_are_refused(module: str, name: str, options: 
     pytest.importorskip(module)
     with pytest.raises(ValueError, match=message):
         make_env(name, options, num_envs=1)
-
-
-# Gymnax
 
 
 @pytest.mark.slow
@@ -244,9 +238,6 @@ def test_ppo_updates_on_a_discrete_gymnax_environment(tmp_path: Path) -> None:
     assert metrics["train/skipped_minibatches"] == 0.0 and metrics["train/grad_norm"] > 0.0
 
 
-# Brax
-
-
 @with_brax
 def test_brax_rewards_repeat_and_time_limit_are_counted_here() -> None:
     env = brax.make("fast", max_episode_steps=3, action_repeat=2)
@@ -287,9 +278,6 @@ def test_a_fallen_brax_pendulum_terminates_and_starts_again() -> None:
     assert (jnp.abs(carry.obs) <= 0.01).all()  # where it starts
     assert not timestep.truncated.any()
     assert (carry.state.episode_step == 0).all()
-
-
-# MuJoCo Playground
 
 
 @with_playground

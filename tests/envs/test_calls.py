@@ -37,9 +37,6 @@ def trusted() -> None:
     trust("rude_tasks:Rude")
 
 
-# The call
-
-
 @pytest.mark.parametrize(
     ("how", "told"), [("exit", r"SystemExit\(0\)"), ("generator_exit", r"GeneratorExit\(\)"), ("stop", "Stop")]
 )
@@ -136,9 +133,6 @@ def test_errors_are_described_in_bounded_length_whatever_their_repr_does() -> No
     assert len(text) < 600 and "… (9014 characters) …" in text
 
 
-# In a guarded environment
-
-
 def guarded(folder: Path, **cfg: Any) -> GuardedEnv:
     made: list[Any] = []
 
@@ -195,9 +189,6 @@ def test_a_close_that_raises_hides_no_error_and_loses_no_result(
     assert result == 1 and "failed to close" in capsys.readouterr().err
 
 
-# In worker processes of Gymnasium
-
-
 class Awkward(Exception):
     """Cannot be made from one argument, and not be pickled."""
 
@@ -249,9 +240,6 @@ def test_a_worker_that_exits_ends_the_training_with_its_name_and_is_gone(tmp_pat
         assert not process.is_alive()
 
 
-# In a run
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["host", "async"])
 @pytest.mark.parametrize("where", ["make", "reset", "step", "close"])
@@ -296,9 +284,6 @@ def test_the_command_line_ends_with_an_exit_code_of_its_own(tmp_path: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 1
     assert "env 'rude_tasks:Rude' raised at its step 6 (2 rows): SystemExit(0)" in done.stderr
-
-
-# Native code that ends the process: nothing of Python's runs any more
 
 
 @pytest.mark.slow

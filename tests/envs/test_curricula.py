@@ -53,9 +53,6 @@ def task_files() -> list[Path]:
     )
 
 
-# --- EmbodiChain's files -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("robot", "run_step", "x", "y", "yaw"),
     [
@@ -122,9 +119,6 @@ def test_each_key_of_embodichains_commands_and_curricula_is_in_ours(path: Path |
             np.testing.assert_allclose(
                 ranges_at(task, max(run_step, 0)), ranges_of_embodichain(data, max(run_step, 0)), rtol=1e-6
             )
-
-
-# --- in the task ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -242,9 +236,6 @@ def test_an_evaluation_judges_at_the_last_stage_on_all_levels() -> None:
     assert for_evaluation(judged) == judged
     plain = VelocityRL(physics="mujoco")
     assert for_evaluation(plain) is plain
-
-
-# --- configured ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,6 @@ def status_of(spec: ManagerSpec) -> dict[str, str]:
     return {note.key: note.status for note in spec.notes}
 
 
-# --- dimensions and order ---------------------------------------------------------------------------------
-
-
 def test_push_cube_has_59_observations_and_8_actions() -> None:
     _, obs = RESET(KEY)
     shapes = jax.tree.map(lambda leaf: leaf.shape, obs)
@@ -136,9 +133,6 @@ def test_every_arm_of_the_family_stands_and_holds_its_pose(model: str) -> None:
     state, _ = env.reset(KEY)
     after, _ = jax.jit(env.step)(state, jnp.zeros(8), KEY)
     np.testing.assert_allclose(after.physics.qpos[:8], state.physics.qpos[:8], atol=1e-3)
-
-
-# --- steps ------------------------------------------------------------------------------------------------
 
 
 def test_the_reward_is_the_sum_of_weighted_terms() -> None:
@@ -269,9 +263,6 @@ def test_startup_events_draw_the_same_in_every_environment() -> None:
     assert np.abs(goals[0, :2]).max() > 0.0
 
 
-# --- resets -----------------------------------------------------------------------------------------------
-
-
 def test_resets_fill_the_configured_ranges() -> None:
     obs = reset(ENV, KEY, 512).obs["object"]
     cube, goal = np.asarray(obs["cube_pos"]).reshape(-1, 4, 4)[:, :3, 3], np.asarray(obs["goal_pos"])
@@ -288,9 +279,7 @@ def test_a_reset_leaves_other_environments_alone() -> None:
     carry = reset(ENV, KEY, 2)
     moving = carry.state.physics.qvel.at[:, 8].set(0.5)
     state = replace(
-        carry.state,
-        physics=carry.state.physics.replace(qvel=moving),
-        episode_step=jnp.array([99, 5], jnp.int32),
+        carry.state, physics=carry.state.physics.replace(qvel=moving), episode_step=jnp.array([99, 5], jnp.int32)
     )
     after, timestep = step(ENV, replace(carry, state=state), jnp.zeros((2, 8)), KEY)
     assert timestep.truncated.tolist() == [True, False]
@@ -299,9 +288,6 @@ def test_a_reset_leaves_other_environments_alone() -> None:
     np.testing.assert_array_equal(kept.physics.qvel, alone.physics.qvel)
     np.testing.assert_array_equal(kept.physics.qpos, alone.physics.qpos)
     assert abs(float(kept.physics.qvel[8])) > 0.1 and float(after.state.physics.qvel[0, 8]) == 0.0
-
-
-# --- purity -----------------------------------------------------------------------------------------------
 
 
 def rollout(env: EmbodiedEnv, num_steps: int) -> Array:
@@ -346,9 +332,6 @@ def test_mjx_follows_the_c_engine_in_push_cube() -> None:
 def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
     slow = jax.jit(rollout, static_argnums=(0, 1))(replace(CART, physics="mjx"), 10)
     np.testing.assert_allclose(rollout(CART, 10), slow, atol=1e-4)
-
-
-# --- what is refused --------------------------------------------------------------------------------------
 
 
 @refusals(
@@ -494,9 +477,6 @@ def test_drives_keep_their_damping_ratio_and_reach_their_velocity() -> None:
     assert drives.damping[0] / np.sqrt(drives.stiffness[0]) == pytest.approx(1e3 / np.sqrt(1e5))
     assert drives.max_effort[0] / drives.damping[0] == pytest.approx(2.0)
     assert CART.spec.scene.drives.stiffness == (10.0, 0.01) and CART.spec.scene.drives.damping == (1.0, 0.001)
-
-
-# --- EmbodiChain's releases -------------------------------------------------------------------------------
 
 
 def first_form(config: dict, **extensions: object) -> dict:
@@ -653,9 +633,6 @@ def test_terminations_can_be_ignored_as_an_extension_says() -> None:
     env = push("env.extensions.ignore_terminations", True, CART_POLE)
     last = run_cart(499, env=env)
     assert last.info["success"] and not last.terminated and last.truncated
-
-
-# --- configs ----------------------------------------------------------------------------------------------
 
 
 def train_file(tmp_path: Path, gym_config: dict, **trainer: object) -> Path:

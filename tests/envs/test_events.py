@@ -70,9 +70,6 @@ def angle(env: EmbodiedEnv, num_steps: int) -> float:
     return float(state.physics.qpos[1])
 
 
-# --- when -------------------------------------------------------------------------------------------------
-
-
 def test_an_event_fires_at_the_multiples_of_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Physics, "step", lambda self, state, ctrl: state)
     env = cart_pole(100, counter=COUNT)
@@ -99,9 +96,6 @@ def test_events_of_the_gym_config_draw_the_same_with_and_without_others() -> Non
     plain, more = EmbodiedEnv(CART_POLE, "mujoco"), cart_pole(500, counter=COUNT)
     for one, other in zip(jax.tree.leaves(plain.reset(KEY)[1]), jax.tree.leaves(more.reset(KEY)[1]), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-# --- where ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -161,8 +155,6 @@ def test_a_resumed_run_may_be_evaluated_otherwise_but_not_trained_otherwise(tmp_
     more = {"train": {"tilt": TILT}, "eval": {"tilt": TILT}}
     assert train(parse_config(raw(tmp_path, more)), resume="latest", run_dir=tmp_path / "run").finished
 
-
-# --- what is refused --------------------------------------------------------------------------------------
 
 PLACE = r"trainer\.events\.eval\.tilt"
 

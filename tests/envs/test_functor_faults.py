@@ -54,10 +54,7 @@ FUNCTORS: dict[str, dict[str, Any]] = {
         "nothing": _reward(None),
         "numpy": lambda world, obs, action, info: np.linalg.norm(np.asarray(world.qpos)),
     },
-    "actions": {
-        "number": lambda scene, active: 3,
-        "fails": lambda scene, active: 1 / 0,
-    },
+    "actions": {"number": lambda scene, active: 3, "fails": lambda scene, active: 1 / 0},
     "events": {
         "nothing": lambda world, key: None,
         "array": lambda world, key: world.qpos,

@@ -67,9 +67,6 @@ def reward(name: str, given: dict, **params: object) -> float:
     return float(find_functor("rewards", name)(world, **params))
 
 
-# --- observations -----------------------------------------------------------------------------------------
-
-
 def test_joint_positions_are_normalized_in_the_chosen_columns() -> None:
     data = jnp.array([0.0, np.pi, -np.pi, 2 * np.pi, -2 * np.pi, 0.5, 0.04, 0.02])
     scaled = observations.normalize_robot_joint_data(make_world(), data, joint_ids=[0, 1, 2, 3, 4])
@@ -121,8 +118,6 @@ def test_target_position() -> None:
     np.testing.assert_allclose(observations.target_position(make_world(), {}), [-0.3, 0.0, 0.05], atol=1e-7)
     assert observations.target_position(make_world(), {}, "another").tolist() == [0.0, 0.0, 0.0]
 
-
-# --- rewards ----------------------------------------------------------------------------------------------
 
 GOAL = {"source_entity_cfg": CUBE, "target_pose_key": "goal_pose"}
 XY, GAUSS = {"use_xy_only": True}, {"exponential": True}
@@ -182,9 +177,6 @@ def test_reaching_behind_the_object() -> None:
     expected = 1.0 - np.tanh(8.0 * np.linalg.norm(tool - [-0.618, -0.424, 0.065]))
     params = {"object_cfg": CUBE, "behind_offset": 0.03, "height_offset": 0.015, "distance_scale": 8.0}
     assert reward("reaching_behind_object", {}, part_name="arm", **params) == pytest.approx(expected, abs=1e-5)
-
-
-# --- events -----------------------------------------------------------------------------------------------
 
 
 def positions(store_key: str, **params: object) -> np.ndarray:
@@ -250,9 +242,6 @@ def test_joints_are_put_in_their_range_with_their_targets() -> None:
     state = events.randomize_robot_qpos(make_world(), KEY, **bounds)
     assert abs(float(state.physics.qpos[2]) - 1.57) <= 0.1 and float(state.physics.qpos[2]) != 1.57
     assert state.state.target[2] == state.physics.qpos[2]
-
-
-# --- actions ----------------------------------------------------------------------------------------------
 
 
 def act(name: str, action: Array, world: World | None = None, **params: object) -> Array:
@@ -480,9 +469,6 @@ def euler(rotation: Array) -> Array:
             jnp.arctan2(-rotation[0, 1], rotation[0, 0]),
         ]
     )
-
-
-# --- names ------------------------------------------------------------------------------------------------
 
 
 def test_names_are_those_of_embodichain_and_custom_ones() -> None:

@@ -276,9 +276,6 @@ def test_what_was_seen_before_is_kept_though_the_environment_reuses_its_arrays(t
     assert (told.final_obs == 3.0).all() and (told.obs == 100.0).all()
 
 
-# Exceptions
-
-
 def test_an_exception_names_the_environment_and_the_step(guarded: Any) -> None:
     env = guarded()
     env.step(CALM)
@@ -321,9 +318,6 @@ def test_one_that_cannot_be_made_again_or_reset_says_so(tmp_path: Path) -> None:
     env.step(CALM[:, :1])
     with pytest.raises(HostEnvError, match=r"gone.*recreating it failed.*the simulator is not there"):
         env.step(CALM[:, :1])
-
-
-# In a collector and in a run
 
 
 def test_reports_are_taken_by_another_thread_without_loss(guarded: Any) -> None:

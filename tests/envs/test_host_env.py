@@ -165,9 +165,6 @@ def test_tuples_end_in_their_own_final_observation() -> None:
     assert rows["0"].tolist() == [[1, 0, 0], [0, 0, 1]]
 
 
-# Chunks
-
-
 def test_a_chunk_is_its_actions_one_after_the_other_until_the_episode_ends() -> None:
     env = adapter.ChunkedSteps(Ladder(fall=9, limit=5), 3)
     assert env.action_space.shape == (6,)
@@ -195,9 +192,6 @@ def test_a_chunk_of_a_pure_environment_is_the_same() -> None:
         np.testing.assert_allclose(state, by_hand, rtol=1e-6)
         np.testing.assert_allclose(timestep.reward, total, rtol=1e-6)
         assert bool(timestep.truncated) == truncated
-
-
-# From a config
 
 
 def config(env: str, num_envs: int = 4, overrides: tuple[str, ...] = (), **cfg: Any) -> Any:
@@ -257,9 +251,6 @@ def test_discrete_actions_are_collected(vectorization: str) -> None:
     assert (rollout.reward == 1.0).all() and np.isfinite(rollout.log_prob).all()
 
 
-# Evaluation
-
-
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_an_evaluation_counts_whole_episodes_whatever_the_mode(mode: AutoresetMode) -> None:
     """Resets that take a step of their own neither count nor use up the steps that there are for episodes."""
@@ -280,9 +271,6 @@ class Pair(Linear):
         distribution, value = super().apply(params, obs)
         mean = jnp.concatenate([jnp.ones_like(distribution.mean), jnp.zeros_like(distribution.mean)], axis=-1)
         return type(distribution)(mean, jnp.zeros_like(mean)), value
-
-
-# A pure environment behind the same interface
 
 
 def test_a_row_of_a_pure_environment_follows_from_its_seed_alone() -> None:
@@ -311,8 +299,6 @@ def test_a_pure_environment_goes_on_from_its_saved_state() -> None:
     for _ in range(9):
         chex.assert_trees_all_equal(env.step(action), other.step(action))
 
-
-# EnvPool
 
 with_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="pip install -e '.[envpool]'")
 

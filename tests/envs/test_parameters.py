@@ -66,9 +66,6 @@ def rows_of(tree: PhysicsState, rows: object) -> PhysicsState:
     return jax.tree.map(lambda x: x[rows], tree)
 
 
-# --- the C engine -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_step_with_parameters_is_mj_step_of_a_model_with_them() -> None:
     state, ctrl = rolling(3, FIELDS)
@@ -154,9 +151,6 @@ def test_moving_things_keeps_their_parameters() -> None:
     assert env.world(state).with_qpos((0,), jnp.ones(1)).physics.parameters["gravity"].sum() == 3.0
 
 
-# --- physics, by hand -------------------------------------------------------------------------------------
-
-
 def test_a_body_falls_with_its_rows_gravity() -> None:
     state, ctrl = rolling(2)
     gravity = jnp.array([[0.0, 0.0, -9.81], [0.0, 0.0, -1.62]])
@@ -172,9 +166,6 @@ def test_friction_slows_a_sliding_ball_by_mu_g_until_it_rolls() -> None:
     velocity = trajectory(BALL, state, jnp.tile(ctrl, (20, 1, 1))).qvel[:, :, :2]
     speed = np.linalg.norm(velocity, axis=-1)
     np.testing.assert_allclose((speed[9] - speed[19]) / 0.2, [0.02 * 9.81, 0.04 * 9.81], rtol=0.1)  # friction is soft
-
-
-# --- accelerated --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("asset", [SCENE, "push_cube.xml", "cart_pole.xml", make_grasp_model()], ids=lambda x: x[:13])

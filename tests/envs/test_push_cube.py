@@ -37,12 +37,7 @@ def tool_position(q: np.ndarray) -> np.ndarray:
     for i in range(6):
         c, s, ca, sa = np.cos(q[i]), np.sin(q[i]), np.cos(alpha[i]), np.sin(alpha[i])
         pose = pose @ np.array(
-            [
-                [c, -s * ca, s * sa, a[i] * c],
-                [s, c * ca, -c * sa, a[i] * s],
-                [0.0, sa, ca, d[i]],
-                [0.0, 0.0, 0.0, 1.0],
-            ]
+            [[c, -s * ca, s * sa, a[i] * c], [s, c * ca, -c * sa, a[i] * s], [0.0, sa, ca, d[i]], [0.0, 0.0, 0.0, 1.0]]
         )
     return (pose @ [0.0, 0.0, 0.16, 1.0])[:3]
 

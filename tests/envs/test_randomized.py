@@ -80,9 +80,6 @@ def assert_same(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-# --- what is drawn ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_row_draws_from_its_own_key_whatever_the_batch_and_the_other_events() -> None:
     keys = jax.random.split(KEY, 64)
@@ -196,9 +193,6 @@ def test_objects_of_other_tasks_are_found_by_name(env: Any) -> None:
     assert after.env.physics.parameters.keys() == state.env.physics.parameters.keys()
 
 
-# --- when -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_repeated_resets_never_compound_and_startup_outlives_them() -> None:
     events = {"mass": {**MASS, "mode": "startup"}, "friction": FRICTION, "noise": {**NOISE, "mode": "startup"}}
@@ -288,9 +282,6 @@ def test_a_heavier_cube_is_pushed_less_far_by_the_same_blow() -> None:
     assert travelled[0] > travelled[1] > 0.0
 
 
-# --- sensors, actions, delays -----------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_noise_and_bias_have_the_size_that_is_asked_for() -> None:
     env = point_mass(noise=of("add_observation_noise", noise=0.1, bias_range=[0.5, 0.5]))
@@ -363,9 +354,6 @@ def test_text_in_an_observation_is_not_delayed_nor_noised() -> None:
     assert (seen["state"] != true["state"]).all()
 
 
-# --- curriculum -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_curriculum_by_steps_widens_what_is_drawn_and_outlives_episodes() -> None:
     harder = of("curriculum", by="steps", num_steps=12)
@@ -417,9 +405,6 @@ def test_a_curriculum_by_success_follows_the_rows_own_episodes() -> None:
     np.testing.assert_allclose(carry.state.level, [1.0, 0.25])
     biases = jnp.abs(carry.state.drawn["noise"]).max(axis=1)
     assert biases[1] <= 0.025 < biases[0]
-
-
-# --- wrapped, configured ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -508,8 +493,6 @@ def test_a_resumed_run_with_everything_random_ends_with_the_same_bits(tmp_path: 
     log = [json.loads(line) for line in (tmp_path / "whole" / "logs" / "metrics.jsonl").read_text().splitlines()]
     assert any(f"metrics/{LEVEL}" in line for line in log)
 
-
-# --- what is refused --------------------------------------------------------------------------------------
 
 OBJECT, LINKS = {"entity_cfg": CUBE}, {"entity_cfg": ROBOT, "mass_range": [1, 2]}
 MOMENTS = [[1, 1, 1], [1, 1, 3]]

@@ -106,11 +106,7 @@ def test_the_parts_of_a_dict_stay_beside_the_picture() -> None:
 @pytest.mark.slow
 def test_an_episode_keeps_its_look_and_the_next_has_another() -> None:
     env = RenderedEnv(
-        CartPoleRL(physics="mujoco", max_episode_steps=2),
-        renderer="raycast",
-        randomizers=LOOKS,
-        **SIZE,
-        **PLACED,
+        CartPoleRL(physics="mujoco", max_episode_steps=2), renderer="raycast", randomizers=LOOKS, **SIZE, **PLACED
     )
     plain = RenderedEnv(CartPoleRL(physics="mujoco", max_episode_steps=2), blank=True, **SIZE)
     first = reset(env, jax.random.key(0), 3)

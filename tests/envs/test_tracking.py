@@ -28,9 +28,6 @@ MODEL = ENV.legged.model
 CLIP = ENV.clip
 
 
-# --- clips ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["quadruped_trot", "quadruped_bow"])
 def test_a_shipped_clip_has_the_common_arrays_and_small_size(name: str) -> None:
     path = motion_file(name)
@@ -120,9 +117,6 @@ def test_a_task_that_cannot_be_is_refused(cfg: dict[str, Any], text: str) -> Non
     assert text in str(error.value)
 
 
-# --- terms ---------------------------------------------------------------------------------------------------
-
-
 def somewhere(seed: int) -> tuple[PhysicsState, Any]:
     """Draw a state of the quadruped; also as MuJoCo's own, with kinematics."""
     rng, data = np.random.default_rng(seed), mujoco.MjData(MODEL)
@@ -201,9 +195,6 @@ def test_an_episode_ends_where_the_robot_leaves_the_clip(slot: int, change: floa
     assert found == fails
 
 
-# --- starts --------------------------------------------------------------------------------------------------
-
-
 def test_starts_are_drawn_before_failures_and_evenly_without_any() -> None:
     starts, failures = Starts(kernel=3, decay=0.5, uniform=0.3), np.array([0.0, 0.0, 0.0, 0.4, 0.0])
     np.testing.assert_allclose(starts.probabilities(jnp.zeros(5)), 0.2, rtol=1e-6)
@@ -233,9 +224,6 @@ def test_a_rows_failures_decide_where_its_next_episode_starts() -> None:
     # an evaluation plays the whole clip
     assert for_evaluation(env).sampling.by == "first"
     np.testing.assert_array_equal(for_evaluation(env).reset(KEY)[0].frame, 0)
-
-
-# --- the task ------------------------------------------------------------------------------------------------
 
 
 def test_an_episode_ends_with_the_clip_and_its_errors_are_means() -> None:

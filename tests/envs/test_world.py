@@ -51,10 +51,7 @@ def in_mujoco(world: World) -> mujoco.MjData:
     return data
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("body", "drone"), ("body", "arm"), ("body", "hand"), ("site", "tip")],
-)
+@pytest.mark.parametrize(("kind", "name"), [("body", "drone"), ("body", "arm"), ("body", "hand"), ("site", "tip")])
 def test_a_frame_and_how_it_moves_are_mujocos(kind: str, name: str) -> None:
     world = make_world()
     data, frame = in_mujoco(world), getattr(world, kind)(name)

@@ -174,9 +174,6 @@ def test_a_wrapper_without_an_environment_says_so() -> None:
         _ = Empty().action_space
 
 
-# --- ObservationWrapper, and what outlasts an episode -------------------------------------------------------
-
-
 def test_a_wrapper_of_observations_needs_one_method() -> None:
     env, plain = Scaled(PointMassRL(), 0.5), PointMassRL()
     assert check_env(env, num_steps=20).startswith("Scaled fits")
@@ -214,8 +211,6 @@ def test_a_wrapper_that_forgets_persist_is_refused_where_something_outlasts_an_e
         counts_after(Negated(CountsEpisodes()), 1)
 
 
-# --- AsymmetricEnv -------------------------------------------------------------------------------------------
-
 PARTS = AsymmetricEnv(PointMassRL(), observation_indices=(4, 0))
 
 
@@ -242,8 +237,6 @@ def test_noise_of_the_policys_part_leaves_the_other_as_it_is() -> None:
         np.testing.assert_array_equal(seen["critic"], true["critic"])
         assert not np.isclose(seen["policy"], true["policy"]).any()
 
-
-# --- by config ----------------------------------------------------------------------------------------------
 
 OWN = [{"test_wrapper:Scaled": {"factor": 2.0}}, {"AsymmetricEnv": {"observation_indices": [0, 1, 4, 5]}}]
 
@@ -285,11 +278,7 @@ def test_events_and_chunks_come_below_what_draws_or_decides_and_above_the_rest()
     [
         (
             {"id": "AsymmetricEnv", "cfg": {"env": "PointMassRL", "env_cfg": {"dt": 0.1}, "observation_indices": [0]}},
-            {
-                "id": "PointMassRL",
-                "cfg": {"dt": 0.1},
-                "wrappers": [{"AsymmetricEnv": {"observation_indices": [0]}}],
-            },
+            {"id": "PointMassRL", "cfg": {"dt": 0.1}, "wrappers": [{"AsymmetricEnv": {"observation_indices": [0]}}]},
         ),
         (
             {"id": "renderedenv", "cfg": {"env": "CartPoleRL", "action_chunk": 2, "blank": True}},

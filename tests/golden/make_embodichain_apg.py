@@ -29,9 +29,7 @@ CASES = {
     "deterministic": {"trainer": {"segment_length": 8, "deterministic_actions": True}},
     "sampled": {"trainer": {"segment_length": 8}},
     "segmented": {"trainer": {"segment_length": 4, "update_horizon": 8}},
-    "adjoint": {
-        "trainer": {"segment_length": 8, "clip_actions_to_space": True, "action_adjoint_max_norm": 0.002},
-    },
+    "adjoint": {"trainer": {"segment_length": 8, "clip_actions_to_space": True, "action_adjoint_max_norm": 0.002}},
     "complete": {"trainer": {"segment_length": 8, "rollout_mode": "complete"}},
 }
 RESTART = {0.7: [0.5, -0.4], 0.6: [-0.3, 0.2], 0.8: [[-0.35, 0.3], [0.1, 0.7]]}

@@ -67,9 +67,6 @@ def mutant(found: list[Base], seed: int, number: int) -> Mutant:
     return Mutant(f"{number} {draft.base.name}: {'; '.join(draft.told)}", files, tuple(draft.overrides))
 
 
-# --- what is broken ---------------------------------------------------------------------------------------
-
-
 def bases() -> list[Base]:
     """List every shipped config, gym configs in both forms, and the spellings of EmbodiChain's releases."""
     found = []
@@ -143,8 +140,6 @@ algorithm:
     batch_size: 64
 """,
 }
-
-# --- how it is broken -------------------------------------------------------------------------------------
 
 
 def _each(words: str) -> list[str]:

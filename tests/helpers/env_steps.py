@@ -208,8 +208,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-# ---- the table
-
 _RARELY = {
     "go2 of sticks@mujoco",
     "h1_2 of sticks@mujoco",

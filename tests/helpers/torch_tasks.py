@@ -107,10 +107,7 @@ class Nested(Counting):
         del self.single_observation_space, self.single_action_space
         box = gymnasium.spaces.Box
         self.observation_space = gymnasium.spaces.Dict(
-            {
-                "policy": box(-np.inf, np.inf, (num_envs, 2)),
-                "image": box(0, 255, (num_envs, 2, 2, 3), np.uint8),
-            }
+            {"policy": box(-np.inf, np.inf, (num_envs, 2)), "image": box(0, 255, (num_envs, 2, 2, 3), np.uint8)}
         )
         self.action_space = box(-1.0, 1.0, (num_envs, 1))
 

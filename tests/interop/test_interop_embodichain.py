@@ -502,10 +502,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         ({"metadata": {"policy_attributes": 3}}, "'metadata.policy_attributes' .*, got 3"),
         ({"metadata": {"algorithm_config": 3}}, "'metadata.algorithm_config' .*, got 3"),
         ({"metadata": {"modules": [["actor", 3, ""]]}}, "'metadata.modules.0.1' .*, got 3"),
-        (
-            {"metadata": {"policy_attributes": {"action_std_range": ["a", "b"]}}},
-            "action_std_range' must be two",
-        ),
+        ({"metadata": {"policy_attributes": {"action_std_range": ["a", "b"]}}}, "action_std_range' must be two"),
     ],
 )
 def test_content_that_no_version_writes_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -166,11 +166,7 @@ def test_a_bundle_says_what_each_number_is(tmp_path: Path) -> None:
     angle, grip, memory = model["inputs"]
     assert (angle["name"], angle["shape"], angle["units"]) == ("obs.angle", [1, 2], "rad")
     assert (angle["kind"], angle["element_names"]) == ("state/joint/position", [["elbow", "wrist"]])
-    assert (angle["low"], angle["normalization"], grip["low"]) == (
-        [-1.0, -2.0],
-        "in the model: pass raw values",
-        [0.0],
-    )
+    assert (angle["low"], angle["normalization"], grip["low"]) == ([-1.0, -2.0], "in the model: pass raw values", [0.0])
     assert memory["shape"] == [1, 1] and [x["name"] for x in model["outputs"]] == ["action", "next_memory"]
     action = model["outputs"][0]
     assert action["drive_mode"] == ["position change", "position", "effort"] and action["high"] == [1.0, 1.0, None]

@@ -11,17 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exports import (
-    HERE,
-    ROOT,
-    case_of,
-    certificate,
-    contract_of,
-    needs,
-    one_batch_size,
-    save_run,
-    skip_without_formats,
-)
+from exports import HERE, ROOT, case_of, certificate, contract_of, needs, one_batch_size, save_run, skip_without_formats
 from refusals import refused
 
 from ejax.config import load_config, parse_config
@@ -173,11 +163,7 @@ def test_keys_shapes_and_order_are_those_of_torch() -> None:
 @pytest.mark.parametrize(
     ("key", "wrong", "message"),
     [
-        (
-            "encoder_image.1.weight",
-            np.zeros((6, 5, 3, 3)),
-            r"needs float32\[6, 4, 3, 3\]",
-        ),
+        ("encoder_image.1.weight", np.zeros((6, 5, 3, 3)), r"needs float32\[6, 4, 3, 3\]"),
         ("encoder_image.0.weight", None, r"lacks encoder_image\.0\.weight"),
         ("encoder_lamp.0.bias", np.zeros(4), r"has encoder_lamp\.0\.bias, which the policy lacks"),
     ],

@@ -469,10 +469,7 @@ def save_weights(name: str, to: Path) -> Path:
     """``policy.safetensors`` of an export."""
     pytest.importorskip("safetensors")
     (policy, params), env = made(name), ENVS.get(name, Talk())
-    FORMATS["safetensors"].write(
-        to,
-        Trained(print, spec_of(policy, env), state_dict_from_params(policy, params), 0),
-    )
+    FORMATS["safetensors"].write(to, Trained(print, spec_of(policy, env), state_dict_from_params(policy, params), 0))
     return to
 
 

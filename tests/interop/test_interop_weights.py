@@ -62,8 +62,7 @@ def test_keys_shapes_and_order_are_embodichains() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "modules"),
-    list(zip(VARIANTS, ([0, 2, 4], [0, 3, 6], [0, 1, 3, 4, 6], [0, 1, 4, 5, 8]), strict=True)),
+    ("variant", "modules"), list(zip(VARIANTS, ([0, 2, 4], [0, 3, 6], [0, 1, 3, 4, 6], [0, 1, 4, 5, 8]), strict=True))
 )
 def test_modules_count_as_in_an_nn_sequential(variant: dict[str, Any], modules: list[int]) -> None:
     policy = ActorOnly(SPEC, network(**variant))

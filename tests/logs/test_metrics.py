@@ -204,12 +204,7 @@ def test_plain_train_lines_come_at_most_once_a_second_and_always_at_the_end() ->
         now = step / 10
         view.write(step, {"charts/SPS": 10.0}, None)
     view.close()
-    assert [line.split()[1] for line in file.getvalue().splitlines()] == [
-        "step=1",
-        "step=11",
-        "step=21",
-        "step=25",
-    ]
+    assert [line.split()[1] for line in file.getvalue().splitlines()] == ["step=1", "step=11", "step=21", "step=25"]
 
 
 def test_plain_eval_lines_always_come_after_what_was_pending() -> None:
@@ -227,9 +222,7 @@ def test_plain_eval_lines_always_come_after_what_was_pending() -> None:
     ]
 
 
-def test_output_that_is_no_terminal_is_plain_even_when_colour_is_forced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_output_that_is_no_terminal_is_plain_even_when_colour_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert isinstance(make_console("probe", total_steps=1, file=io.StringIO()), PlainView)
 
@@ -293,12 +286,7 @@ def test_plain_lines_become_rare_in_a_long_run_and_name_the_action_of_evaluation
 
 def test_the_summary_is_plain_lines_when_piped() -> None:
     file = io.StringIO()
-    facts = {
-        "env steps": 30_000_000,
-        "wall time": duration(75.4),
-        "best": 0.98765,
-        "run": Path("runs/a"),
-    }
+    facts = {"env steps": 30_000_000, "wall time": duration(75.4), "best": 0.98765, "run": Path("runs/a")}
     summary(facts, file)
     assert file.getvalue().splitlines() == [
         "[summary] env steps: 30,000,000",

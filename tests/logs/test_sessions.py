@@ -25,10 +25,7 @@ def writer(run_dir: Path, **options: Any) -> MetricWriter:
 def test_a_writer_leaves_a_line_also_after_an_error(tmp_path: Path) -> None:
     with writer(tmp_path, is_new=True, started=time.monotonic() - 100.0):
         assert read_sessions(tmp_path / "logs") == []  # what is killed leaves none
-    with (
-        pytest.raises(KeyboardInterrupt),
-        writer(tmp_path, is_new=False, started=time.monotonic()),
-    ):
+    with pytest.raises(KeyboardInterrupt), writer(tmp_path, is_new=False, started=time.monotonic()):
         raise KeyboardInterrupt
     first, second = read_sessions(tmp_path / "logs")
     assert first.end - first.start > 99.0 and first.end <= second.start <= second.end <= time.time()

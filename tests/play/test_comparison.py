@@ -39,9 +39,6 @@ from ejax.training.environments import with_engine
 TERMS = ["state/a", "observation b", "contact c", "reward/d"]
 
 
-# --- The first difference ---------------------------------------------------------------------------------
-
-
 def walk(**changes: tuple[int, int, float]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Make [6, 3, 4] numbers that each rise by 1, and the same with changes: term -> (step, row, change)."""
     x = np.broadcast_to(np.linspace(0.0, 1.0, 6, dtype=np.float32)[:, None, None], (6, 3, 4))
@@ -136,9 +133,6 @@ def test_a_pendulum_swings_alike_by_mjx_up_to_rounding() -> None:
     assert find_difference(idle(), {}, *engines, jax.random.key(0), num_envs=1, tolerance=1e-4) is None
 
 
-# --- Intervals --------------------------------------------------------------------------------------------
-
-
 def test_intervals_are_wilsons_and_the_normal_one() -> None:
     # Newcombe 1998, table I: 81 of 263, and 0 of 20
     assert [round(x, 4) for x in proportion(81, 263).values()] == [0.308, 0.2553, 0.3662]
@@ -151,9 +145,6 @@ def test_results_differ_where_newcombes_interval_leaves_out_0() -> None:
     assert differ(proportion(56, 70), proportion(48, 80)) and differ(proportion(48, 80), proportion(56, 70))
     assert not differ(proportion(56, 70), proportion(52, 70)) and not differ(proportion(5, 5), proportion(5, 5))
     assert differ(average(np.array([1.0, 1.1])), average(np.array([np.nan, 1.0])))
-
-
-# --- Shifts -----------------------------------------------------------------------------------------------
 
 
 def test_all_shifts_together_are_one_more_condition_unless_one_has_two_values() -> None:
@@ -178,9 +169,6 @@ def test_noise_is_on_every_part_that_is_numbers_and_friction_on_a_robot_without_
     model, params = load_model(env.asset), events["friction 0.5"]["transfer_friction_0"]["params"]
     written = PHYSICS["randomize_rigid_object_friction"](model, **params).writes["geom_friction"][:, 0]
     assert (written == (model.geom_bodyid > 0)).all()
-
-
-# --- A report ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

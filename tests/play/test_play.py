@@ -30,16 +30,7 @@ from ejax.evaluate import main as evaluate_main
 from ejax.evaluation import evaluate, summarize
 from ejax.play.__main__ import main
 from ejax.play.saved_policy import film_host, filmed
-from ejax.play.show import (
-    HeldCommand,
-    PlayStats,
-    StepRecord,
-    Viewer,
-    make_blows,
-    play_episodes,
-    play_run,
-    take_until,
-)
+from ejax.play.show import HeldCommand, PlayStats, StepRecord, Viewer, make_blows, play_episodes, play_run, take_until
 from ejax.run import train
 from ejax.types import Array, HostEnv, Key, RenderableHostEnv, Timestep
 
@@ -137,9 +128,6 @@ def test_a_blow_has_its_size_and_its_time() -> None:
     assert (changes[2] != changes[5]).any()
     with pytest.raises(ValueError, match="--push: nothing in this model moves freely"):
         make_blows(load_model("cart_pole.xml"), 2.0, 3, seed=0)
-
-
-# --- a run ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -295,9 +283,6 @@ def test_a_video_that_fails_costs_the_video_and_not_the_metrics(
     assert "[summary] eval/avg_reward:" in output and "no video: ValueError: PointMassRL cannot be recorded" in output
     assert main([str(run), "--video", str(tmp_path / "a.mp4")]) == 2
     assert "PointMassRL cannot be shown" in (error := capsys.readouterr().err) and "ejax evaluate gives" in error
-
-
-# --- Gymnasium --------------------------------------------------------------------------------------------
 
 
 class Glowing(gymnasium.Env[Any, Any]):

@@ -417,11 +417,7 @@ def remembering(folder: Path, memory: dict[str, Any] | None = None, **changes: A
     return raw
 
 
-COLLECTORS = {
-    "device": {},
-    "host": {"mode": "host", "num_groups": 2},
-    "async": {"mode": "async", "max_staleness": 0},
-}
+COLLECTORS = {"device": {}, "host": {"mode": "host", "num_groups": 2}, "async": {"mode": "async", "max_staleness": 0}}
 
 
 @pytest.mark.slow

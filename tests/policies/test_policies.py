@@ -421,9 +421,6 @@ def test_a_plain_linen_module_acts_unrolls_and_learns() -> None:
     assert all(jax.tree.leaves(moved))
 
 
-# Normalizers
-
-
 def statistics(params: Params) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(params["normalizer"])]
 

@@ -59,9 +59,6 @@ def population(given: dict[str, Any], **changes: Any) -> RunConfig:
     return parse_config({**tiny(**changes), "population": given})
 
 
-# the config
-
-
 def test_members_are_all_seeds_of_each_combination() -> None:
     config = population({"seeds": 2, RATE: [1e-3, 2e-3], "algorithm.cfg.gamma": [0.9]})
     assert [(member.seed, member.values[RATE]) for member in config.members] == [
@@ -126,9 +123,6 @@ def test_train_of_one_run_refuses_a_population() -> None:
 def test_an_environment_outside_the_program_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs an environment inside the program, got gymnasium:Pendulum-v1"):
         build_population(population({"seeds": 2}, env="gymnasium:Pendulum-v1"))
-
-
-# the step, with a training that is one line
 
 
 def toy_step(values: Values) -> Step:
@@ -269,9 +263,6 @@ def test_a_member_whose_first_episode_goes_on_is_not_replaced() -> None:
         assert parent.tolist() == wanted
 
 
-# summaries
-
-
 def test_summaries_are_of_the_finite_values() -> None:
     values = np.array([3.0, np.nan, 1.0, 100.0, 2.0])
     rows = summaries({"a": values, "b": np.full(5, np.nan)}, best={"a": "max"})
@@ -285,9 +276,6 @@ def test_the_best_member_has_the_best_evaluation_and_of_equal_ones_the_higher_re
     assert best_member(trainer, progress, [0.0] * 3) == 1
     assert best_member(trainer, [Progress()] * 3, [float("nan"), 1.0, 2.0]) == 2
     assert best_member(trainer, [Progress()] * 3, [float("nan")] * 3) is None
-
-
-# whole trainings
 
 
 def config_of(out: Path, iterations: int = 4) -> RunConfig:
@@ -434,9 +422,6 @@ def test_the_command_line_goes_on_with_a_population(
     assert main(["--run", str(trained.run_dir), "--resume", "latest"]) == 0
     printed = capsys.readouterr().out
     assert f"best member: {trained.best_member}" in printed and "eval/avg_reward/iqm" in printed
-
-
-# numbers as arrays
 
 
 def after_updates(config: RunConfig, num_updates: int = 2) -> list[PyTree]:

@@ -265,9 +265,6 @@ def test_what_processes_exchange_keeps_its_bits() -> None:
         assert (got[name].dtype, got[name].shape, got[name].tobytes()) == (x.dtype, x.shape, np.asarray(x).tobytes())
 
 
-# Trainings
-
-
 @pytest.mark.slow
 def test_two_processes_train_save_and_end_together(tmp_path: Path) -> None:
     texts = two_processes(tmp_path, TINY, f"trainer.output_dir={tmp_path / 'runs'}")

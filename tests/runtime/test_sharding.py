@@ -88,9 +88,7 @@ def whole() -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-def test_environments_are_split_and_parameters_are_the_same_on_each_device(
-    whole: tuple[Any, Any],
-) -> None:
+def test_environments_are_split_and_parameters_are_the_same_on_each_device(whole: tuple[Any, Any]) -> None:
     state, _ = whole
     for leaf in jax.tree.leaves(state.envs):
         assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [4] * NUM_DEVICES

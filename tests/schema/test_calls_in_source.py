@@ -26,8 +26,6 @@ def modes(call: ast.Call) -> list[str]:
     return [ast.unparse(each) for each in (*call.args, *(pair.value for pair in call.keywords))]
 
 
-# --- reading ----------------------------------------------------------------------------------------------
-
 _OPENS = re.compile(
     r"(.*\.)?(fromfile|from_file|from_xml_path|genfromtxt|load_file|loadtxt|memmap|safe_open|ZipFile)|.*\.read_(bytes|text)"
     r"|(json|np|pickle|torch|torch\.\w+|yaml)\.(\w+_)?load|ET\.parse"
@@ -95,8 +93,6 @@ def _is_mode(args: list[ast.expr]) -> bool:
         isinstance(args[0], ast.Constant) and re.fullmatch(r"[rwxabt+]{1,3}", str(args[0].value)) is not None
     )
 
-
-# --- writing ----------------------------------------------------------------------------------------------
 
 _WRITES = re.compile(
     r"os\.(replace|rename|renames|link|symlink|mkfifo|truncate)|shutil\.(copy2?|copyfile|copytree|move|unpack_archive)|.*\.write_(bytes|text)"
@@ -190,8 +186,6 @@ def loose_json(node: ast.AST) -> Iterator[str]:
     if dumps and "allow_nan" not in {each.arg for each in node.keywords}:
         yield "json"
 
-
-# --- running code -----------------------------------------------------------------------------------------
 
 _RUNS_CODE = {
     *("import_module", "__import__", "find_spec", "spec_from_file_location", "exec_module", "run_path", "run_module"),

@@ -104,8 +104,6 @@ def write(path: Path, data: dict[str, Any]) -> Path:
     return path
 
 
-# --- configs ----------------------------------------------------------------------------------------------
-
 PUSH_CUBE = json.loads((ROOT / "tests" / "gym_configs" / "push_cube.json").read_text())
 
 
@@ -270,9 +268,6 @@ def test_trust_opens_it(mark: Path) -> None:
     refused(trust.trust, "evilmod", word="got 'evilmod'; write package.module:Name")
 
 
-# --- gymnasium --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_gymnasiums_module_is_imported_once_it_is_named(vectorization: str, mark: Path, tmp_path: Path) -> None:
     env = {"id": "gymnasium:evilmod:Wanders-v0", "cfg": {"vectorization": vectorization}}
@@ -301,9 +296,6 @@ def test_what_gymnasium_does_not_have_is_told(mark: Path) -> None:
     refused(make_env, "gymnasium:evilmod:Wander-v0", {}, num_envs=1, word=text)
     text = "'no_such_module:Wanders-v0' cannot be imported: No module named"
     refused(make_env, "gymnasium:no_such_module:Wanders-v0", {}, num_envs=1, word=text)
-
-
-# --- folders and files of a run ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -437,9 +429,6 @@ def test_a_quarantined_episode_runs_nothing_that_it_names(
     assert not mark.exists()
 
 
-# --- interop ----------------------------------------------------------------------------------------------
-
-
 def test_interop_runs_nothing_that_a_run_or_a_config_names(
     own_run: Path, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -477,9 +466,6 @@ def test_torchs_factory_passes_the_gate(mark: Path, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="num_envs"):  # it is no factory, but it is run
         make(f"{tmp_path}/evil.py:Env", num_envs=2)
     assert mark.exists()
-
-
-# --- words ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["evilmod", ":Env", "evilmod:", ".evil:Env", "a b:Env", "x:y; rm -rf ~", "a:b:c"])

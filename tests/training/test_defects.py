@@ -66,11 +66,7 @@ class Counting:
         del key
         state = state + 1.0
         timestep = Timestep(
-            obs=state,
-            reward=action[0],
-            terminated=jnp.zeros((), bool),
-            truncated=state[0] == self.length,
-            info={},
+            obs=state, reward=action[0], terminated=jnp.zeros((), bool), truncated=state[0] == self.length, info={}
         )
         return state, timestep
 

@@ -14,14 +14,7 @@ from damages import same, what_is_left
 from tiny import tiny_sac
 
 from ejax.algorithms.host_rows import HostRows
-from ejax.algorithms.replay_buffer import (
-    ReplayConfig,
-    add_and_take,
-    add_rollout,
-    init_replay,
-    sample_rows,
-    take_rows,
-)
+from ejax.algorithms.replay_buffer import ReplayConfig, add_and_take, add_rollout, init_replay, sample_rows, take_rows
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.store.checkpoint import CheckpointError

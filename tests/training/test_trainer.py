@@ -189,10 +189,7 @@ def test_embodichains_arguments_make_the_same_run(tmp_path: Path) -> None:
         ({"num_steps": 8, "buffer_size": 8}, "num_steps: means the same as buffer_size, which is given too; keep one"),
         ({"event_cfg": {"a": {}}, "events": {}}, "event_cfg: means the same as events"),
         ({"batch_size": 8, "options": {"batch_size": 16}}, "batch_size: got 8, and the algorithm's options have 16"),
-        (
-            {"checkpoint_dir": "here"},
-            r"checkpoint_dir: got here; a run keeps its own in RUN/checkpoints: give",
-        ),
+        ({"checkpoint_dir": "here"}, r"checkpoint_dir: got here; a run keeps its own in RUN/checkpoints: give"),
         ({"event_cfg": {"push": {"func": lambda: 0}}}, "push.func: got .*register it by @register_functor"),
         ({"event_cfg": {"push": 3}}, r"trainer\.events\.train\.push: got 3"),
         ({"event_cfg": 3}, r"trainer\.events\.train: got 3"),

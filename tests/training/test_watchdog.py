@@ -74,9 +74,6 @@ def signal_when(ready: Callable[[], bool], number: signal.Signals = signal.SIGTE
     thread.join()
 
 
-# The watchdog
-
-
 @pytest.mark.parametrize("hang", [partial(end, "sleep"), lambda: threading.Event().wait()], ids=["sleep", "wait"])
 def test_a_call_that_takes_too_long_is_cut_off_by_name(hang: Callable[[], None]) -> None:
     text = r"env 'x' did not return from step within 0\.3 s \(trainer\.collector\.env_timeout_s\)"
@@ -158,9 +155,6 @@ def test_the_last_resort_is_called_where_no_exception_arrives() -> None:
     with bounded(), watchdog(env_timeout_s=SOON, rescue=rescue):
         call_env("x", "step", stubborn)
     assert "did not return from step" in told[0][0] and told[0][1] is False
-
-
-# Runs: environments alternate with the updates
 
 
 def saved(folder: Path) -> list[str]:
@@ -307,9 +301,6 @@ def test_an_environment_that_hangs_while_it_is_made_is_named_by_whatever_makes_i
             use()
         assert once.exists(), name  # it hung
     assert replayed == [2] and not (tmp_path / "other").exists()
-
-
-# The command line
 
 
 @pytest.mark.slow
