@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.tiny import STEPS, tiny
+from tables import cases
 
 from ejax import __version__, train
 from ejax.__main__ import COMMANDS, main
@@ -71,18 +72,16 @@ def test_a_wing_is_imported_by_those_that_use_it_alone(wing: str, modules_of_a_t
     assert not found, "a plain training needs none of it"
 
 
-@pytest.mark.parametrize(
-    ("module", "heavy"),
-    [
-        ("ejax", {"jax", "numpy"}),
-        ("ejax.train", {"jax", "pydantic", "rich"}),
-        ("ejax.evaluate", {"jax", "pydantic", "rich"}),
-        ("ejax.play.__main__", {"jax", "pydantic", "rich"}),
-        ("ejax.report.__main__", {"jax", "numpy", "pydantic"}),
-        ("ejax.config", {"mujoco", "orbax"}),
-        ("ejax.run", {"mujoco", "orbax", "tensorstore", "pyarrow", "torch"}),
-        ("interop.serving.server", {"jax", "torch"}),
-    ],
+@cases(
+    "module heavy",
+    ("ejax", {"jax", "numpy"}),
+    ("ejax.train", {"jax", "pydantic", "rich"}),
+    ("ejax.evaluate", {"jax", "pydantic", "rich"}),
+    ("ejax.play.__main__", {"jax", "pydantic", "rich"}),
+    ("ejax.report.__main__", {"jax", "numpy", "pydantic"}),
+    ("ejax.config", {"mujoco", "orbax"}),
+    ("ejax.run", {"mujoco", "orbax", "tensorstore", "pyarrow", "torch"}),
+    ("interop.serving.server", {"jax", "torch"}),
 )
 def test_what_takes_long_to_import_is_imported_where_it_is_used(module: str, heavy: set[str]) -> None:
     result = python(f"import sys, {module}; print(*sys.modules)")

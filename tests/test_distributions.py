@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from tables import cases
 
 from ejax.distributions import ActionSpec, Categorical, MultiCategorical, Normal, TanhNormal, action_spec
 
@@ -189,13 +190,11 @@ def test_action_spec_is_hashable() -> None:
     assert len({action_spec(spaces.Discrete(4)), action_spec(spaces.Discrete(4))}) == 1
 
 
-@pytest.mark.parametrize(
-    ("space", "squash", "text"),
-    [
-        (spaces.Box(-1.0, 1.0, (2, 3)), False, r"\(2, 3\)"),
-        (spaces.Box(-np.inf, np.inf, (2,)), True, "finite bounds"),
-        (spaces.MultiBinary(3), False, "Box.*Discrete.*MultiDiscrete"),
-    ],
+@cases(
+    "space squash text",
+    (spaces.Box(-1.0, 1.0, (2, 3)), False, r"\(2, 3\)"),
+    (spaces.Box(-np.inf, np.inf, (2,)), True, "finite bounds"),
+    (spaces.MultiBinary(3), False, "Box.*Discrete.*MultiDiscrete"),
 )
 def test_action_spec_refuses_a_space_it_cannot_act_in(
     space: spaces.Box | spaces.MultiBinary, squash: bool, text: str

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import cases
 
 import ejax
 from ejax.config import ConfigError
@@ -27,14 +28,12 @@ def test_a_name_makes_a_learner_and_a_config_an_algorithm_with_its_state() -> No
     assert ejax.SAC("actor_q", PointMassRL(), num_envs=4).config.algorithm.name == "sac"
 
 
-@pytest.mark.parametrize(
-    ("env", "options", "text"),
-    [
-        ("PointMassRL", {"num_env": 4}, "Did you mean 'num_envs'?"),
-        ("PointMassRL", {"lerning_rate": 1e-3}, "Did you mean 'learning_rate'?"),
-        ("PointMasRL", {}, "Did you mean 'PointMassRL'?"),
-        (PointMassRL(), {"env_kwargs": {"max_episode_steps": 7}}, "given by its id; leave them out"),
-    ],
+@cases(
+    "env options text",
+    ("PointMassRL", {"num_env": 4}, "Did you mean 'num_envs'?"),
+    ("PointMassRL", {"lerning_rate": 1e-3}, "Did you mean 'learning_rate'?"),
+    ("PointMasRL", {}, "Did you mean 'PointMassRL'?"),
+    (PointMassRL(), {"env_kwargs": {"max_episode_steps": 7}}, "given by its id; leave them out"),
 )
 def test_what_cannot_be_honoured_is_refused(env: Any, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import command_main
+from tables import cases
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -39,19 +40,17 @@ def refused(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--device", "cuda:9"], "got 'cuda:9', but the devices of jax here are"),
-        (["--device", "tpu:9"], "got 'tpu:9'"),
-        (["--device", "cpu:9999"], "got 'cpu:9999'"),
-        (["--device", "nonsense"], "give cpu, or install jax"),
-        (["--episodes", BIG], "give a whole number from 1 to"),
-        (["--episodes", "0"], "give a whole number from 1 to"),
-        (["--seed", BIG], "give a whole number from 0 to"),
-        (["--seed", "-1"], "give a whole number from 0 to"),
-        (["--member", "-1"], "give a whole number from 0 to"),
-    ],
+@cases(
+    "words text",
+    (["--device", "cuda:9"], "got 'cuda:9', but the devices of jax here are"),
+    (["--device", "tpu:9"], "got 'tpu:9'"),
+    (["--device", "cpu:9999"], "got 'cpu:9999'"),
+    (["--device", "nonsense"], "give cpu, or install jax"),
+    (["--episodes", BIG], "give a whole number from 1 to"),
+    (["--episodes", "0"], "give a whole number from 1 to"),
+    (["--seed", BIG], "give a whole number from 0 to"),
+    (["--seed", "-1"], "give a whole number from 0 to"),
+    (["--member", "-1"], "give a whole number from 0 to"),
 )
 @pytest.mark.parametrize("command", ["evaluate", "play"])
 def test_options_that_mean_nothing_are_refused(
@@ -81,18 +80,16 @@ def test_a_new_run_under_a_name_that_no_folder_has_is_refused(
     assert "null character" in refused(capsys, "train", "--config", str(file), "--run", "a\0b")
 
 
-@pytest.mark.parametrize(
-    ("facts", "actions"),
-    [
-        ({"recipe": 5}, [0]),
-        ({"recipe": {"id": "gymnasium:CartPole-v1"}}, [0]),
-        ({"recipe": {"id": "gymnasium:CartPole-v1", "cfg": {"x": 1}}}, [0]),
-        ({"seed": -1}, [0]),
-        ({"seed": 2**64}, [0]),
-        ({"seeded": None}, [0]),
-        ({}, [[0, 1]]),
-        ({}, ["a"]),
-    ],
+@cases(
+    "facts actions",
+    ({"recipe": 5}, [0]),
+    ({"recipe": {"id": "gymnasium:CartPole-v1"}}, [0]),
+    ({"recipe": {"id": "gymnasium:CartPole-v1", "cfg": {"x": 1}}}, [0]),
+    ({"seed": -1}, [0]),
+    ({"seed": 2**64}, [0]),
+    ({"seeded": None}, [0]),
+    ({}, [[0, 1]]),
+    ({}, ["a"]),
 )
 def test_a_quarantined_episode_of_another_form_is_refused(
     facts: dict[str, Any], actions: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tables import cases
 
 from ejax.algorithms.options import GradientOptions
 from ejax.numerics.weight_average import acting_params
@@ -82,18 +83,16 @@ def test_a_rate_stays_at_the_end_of_its_schedule(name: str, low: str) -> None:
     assert rates == [0.125] * 10
 
 
-@pytest.mark.parametrize(
-    ("options", "begun", "total", "said"),
-    [
-        ({"name": "linear"}, 4, 9, "4: 5 updates from there to 9 have the rate 0, and learn nothing.*total_iters=9"),
-        ({"name": "cosine"}, 6, 9, "3 updates.*T_max=9"),
-        ({"name": "linear", "kwargs": {"end_factor": 0.5}}, 4, 9, "have the rate 0.5;"),
-        ({"name": "linear", "kwargs": {"total_iters": 3}}, 0, 4, "1 updates.*learn nothing"),
-        ({"name": "linear", "kwargs": {"total_iters": 3, "end_factor": 0.5}}, 0, 4, "^$"),  # begun so
-        ({"name": "linear"}, 2, 4, "^$"),
-        ({"name": "exponential", "kwargs": {"gamma": 0.9}}, 4, 9, "^$"),
-        ({}, 4, 9, "^$"),
-    ],
+@cases(
+    "options begun total said",
+    ({"name": "linear"}, 4, 9, "4: 5 updates from there to 9 have the rate 0, and learn nothing.*total_iters=9"),
+    ({"name": "cosine"}, 6, 9, "3 updates.*T_max=9"),
+    ({"name": "linear", "kwargs": {"end_factor": 0.5}}, 4, 9, "have the rate 0.5;"),
+    ({"name": "linear", "kwargs": {"total_iters": 3}}, 0, 4, "1 updates.*learn nothing"),
+    ({"name": "linear", "kwargs": {"total_iters": 3, "end_factor": 0.5}}, 0, 4, "^$"),  # begun so
+    ({"name": "linear"}, 2, 4, "^$"),
+    ({"name": "exponential", "kwargs": {"gamma": 0.9}}, 4, 9, "^$"),
+    ({}, 4, 9, "^$"),
 )
 def test_updates_beyond_the_end_of_a_schedule_are_said(options: dict, begun: int, total: int, said: str) -> None:
     cfg = GradientOptions(optimizer={"learning_rate": 1.0}, lr_scheduler=bind_schedule(ScheduleConfig(**options), 4))
@@ -164,19 +163,14 @@ def test_the_critic_is_stepped_apart_from_the_rest() -> None:
     assert last["actor"] is after["actor"]
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"name": "lion"}, "adam"),
-        ({"kwargs": {"lr": 0.1}}, "optimizer.learning_rate"),
-        ({"kwargs": {"momentum": 0.9}}, "momentum"),
-        ({"name": "sgd", "kwargs": {"momentum": "much"}}, "momentum"),
-        (
-            {"name": "sgd", "kwargs": {"momentum": 0.9, "nesterov": True, "dampening": 0.1}},
-            "nesterov needs dampening 0",
-        ),
-        ({"learning_rate": -1.0}, "learning_rate"),
-    ],
+@cases(
+    "given text",
+    ({"name": "lion"}, "adam"),
+    ({"kwargs": {"lr": 0.1}}, "optimizer.learning_rate"),
+    ({"kwargs": {"momentum": 0.9}}, "momentum"),
+    ({"name": "sgd", "kwargs": {"momentum": "much"}}, "momentum"),
+    ({"name": "sgd", "kwargs": {"momentum": 0.9, "nesterov": True, "dampening": 0.1}}, "nesterov needs dampening 0"),
+    ({"learning_rate": -1.0}, "learning_rate"),
 )
 def test_a_wrong_optimizer_is_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
@@ -184,14 +178,12 @@ def test_a_wrong_optimizer_is_refused(given: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"name": "warmup"}, "linear"),
-        ({"name": "step"}, "step_size"),
-        ({"name": "exponential", "kwargs": {"gamma": 0.9, "tau": 1}}, "tau"),
-        ({"kwargs": {"gamma": 0.9}}, "without a name"),
-    ],
+@cases(
+    "given text",
+    ({"name": "warmup"}, "linear"),
+    ({"name": "step"}, "step_size"),
+    ({"name": "exponential", "kwargs": {"gamma": 0.9, "tau": 1}}, "tau"),
+    ({"kwargs": {"gamma": 0.9}}, "without a name"),
 )
 def test_a_wrong_schedule_is_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tables import cases
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "reports"
@@ -42,15 +43,13 @@ def test_a_report_is_right_or_refused(name: str, tmp_path: Path) -> None:
     assert found.verdict in ("RIGHT", "REFUSED"), found.text
 
 
-@pytest.mark.parametrize(
-    ("printed", "code", "verdict"),
-    [
-        ("VERDICT: RIGHT\nVERDICT: WRONG 2 of 3\n", 0, ("WRONG", "2 of 3")),
-        ("text\nVERDICT: REFUSED by name\n", 0, ("REFUSED", "by name")),
-        ("VERDICT: RIGHT\nTraceback", 1, ("NONE", "exit status 1: Traceback")),
-        ("VERDICT: RIGHTLY", 0, ("NONE", "exit status 0: VERDICT: RIGHTLY")),
-        ("", -9, ("NONE", "exit status -9: ")),
-    ],
+@cases(
+    "printed code verdict",
+    ("VERDICT: RIGHT\nVERDICT: WRONG 2 of 3\n", 0, ("WRONG", "2 of 3")),
+    ("text\nVERDICT: REFUSED by name\n", 0, ("REFUSED", "by name")),
+    ("VERDICT: RIGHT\nTraceback", 1, ("NONE", "exit status 1: Traceback")),
+    ("VERDICT: RIGHTLY", 0, ("NONE", "exit status 0: VERDICT: RIGHTLY")),
+    ("", -9, ("NONE", "exit status -9: ")),
 )
 def test_the_worst_verdict_counts(printed: str, code: int, verdict: tuple[str, str]) -> None:
     assert reports.verdict_of(printed, code) == verdict

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import cases
 
 from ejax.returns import explained_variance, gae, group_advantages, normalize, vtrace
 
@@ -74,14 +75,12 @@ def test_lambda_1_makes_the_target_the_bootstrapped_return() -> None:
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("terminated", "truncated", "expected"),
-    [
-        (True, False, 1.0 - 2.0),  # nothing follows
-        (False, True, 1.0 + 0.5 * 10.0 - 2.0),  # value follows, the next episode's advantage does not
-        (True, True, 1.0 - 2.0),
-        (False, False, 1.0 + 0.5 * 10.0 - 2.0 + 0.5 * 0.5 * (3.0 + 0.5 * 8.0 - 4.0)),
-    ],
+@cases(
+    "terminated truncated expected",
+    (True, False, 1.0 - 2.0),  # nothing follows
+    (False, True, 1.0 + 0.5 * 10.0 - 2.0),  # value follows, the next episode's advantage does not
+    (True, True, 1.0 - 2.0),
+    (False, False, 1.0 + 0.5 * 10.0 - 2.0 + 0.5 * 0.5 * (3.0 + 0.5 * 8.0 - 4.0)),
 )
 def test_an_end_cuts_the_value_or_only_the_trace(terminated: bool, truncated: bool, expected: float) -> None:
     column = lambda *x: np.array(x, np.float32)[:, None]  # noqa: E731

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from tables import cases
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -23,15 +24,13 @@ def bounds(package: str) -> list[SpecifierSet]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("package", "inside", "outside"),
-    [
-        ("playground", ["0.2.0", "0.3"], ["0.1.0", "1.0.0", "1.1"]),  # 1.0 left JAX
-        ("mujoco", ["3.5.0", "3.17.0", "4.0.1", "4.1"], ["4.0.0", "5.0"]),  # 4.0.0: a wrong factor of the Hessian
-        ("mujoco-mjx", ["3.17.0"], ["4.0.0"]),
-        ("mujoco-warp", ["3.17.0", "4.0.0"], ["3.16.0", "5.0"]),  # for MuJoCo 3 and 4 alike
-        ("gymnax", ["1.0.1"], ["0.0.9", "2.0"]),
-    ],
+@cases(
+    "package inside outside",
+    ("playground", ["0.2.0", "0.3"], ["0.1.0", "1.0.0", "1.1"]),  # 1.0 left JAX
+    ("mujoco", ["3.5.0", "3.17.0", "4.0.1", "4.1"], ["4.0.0", "5.0"]),  # 4.0.0: a wrong factor of the Hessian
+    ("mujoco-mjx", ["3.17.0"], ["4.0.0"]),
+    ("mujoco-warp", ["3.17.0", "4.0.0"], ["3.16.0", "5.0"]),  # for MuJoCo 3 and 4 alike
+    ("gymnax", ["1.0.1"], ["0.0.9", "2.0"]),
 )
 def test_releases_that_break_are_outside(package: str, inside: list[str], outside: list[str]) -> None:
     for each in bounds(package):

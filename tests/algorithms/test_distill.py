@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pytest import MonkeyPatch
+from tables import cases
 from tiny import EPISODE, NETWORK, NUM_ENVS, NUM_STEPS, STEPS, tiny
 
 from ejax.algorithms import distill
@@ -277,19 +278,17 @@ def refusal(raw: dict[str, Any]) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"teacher": None}, "algorithm.cfg.teacher: is missing"),
-        ({"teacher": "nowhere"}, "no run of 'nowhere'"),
-        ({"teacher_obs": "critics"}, "Did you mean 'critic'"),
-        ({"teacher_obs": None}, r"this run needs float32\[18, 8\]"),
-        ({"teacher_obs": "policy"}, r"this run needs float32\[4, 8\]"),
-        ({"teacher_policy": {"name": "actor_only"}}, "is for EmbodiChain's .pt"),
-        ({"beta": 0.0}, "beta is 0"),
-        ({"batch_size": STEPS + 1}, f"give at most {STEPS}"),
-        ({"sequence_length": 4}, "the policy has no memory"),
-    ],
+@cases(
+    "options text",
+    ({"teacher": None}, "algorithm.cfg.teacher: is missing"),
+    ({"teacher": "nowhere"}, "no run of 'nowhere'"),
+    ({"teacher_obs": "critics"}, "Did you mean 'critic'"),
+    ({"teacher_obs": None}, r"this run needs float32\[18, 8\]"),
+    ({"teacher_obs": "policy"}, r"this run needs float32\[4, 8\]"),
+    ({"teacher_policy": {"name": "actor_only"}}, "is for EmbodiChain's .pt"),
+    ({"beta": 0.0}, "beta is 0"),
+    ({"batch_size": STEPS + 1}, f"give at most {STEPS}"),
+    ({"sequence_length": 4}, "the policy has no memory"),
 )
 def test_what_does_not_fit_is_refused_before_anything_is_compiled(
     teacher: Path, options: dict[str, Any], text: str

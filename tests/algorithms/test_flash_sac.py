@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import soft_actors_in_numpy
+from tables import cases
 from tiny import EPISODE, tiny
 from whole_runs import assert_goes_on_with_the_same_bits, assert_refused
 
@@ -295,19 +296,13 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_never_stopped(tmp_path:
     assert_goes_on_with_the_same_bits(raw, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "key", "text"),
-    [
-        (["policy.squash_actions=false"], "policy.squash_actions", "acts between the bounds"),
-        (["policy.cfg.num_bins=1"], "policy.cfg.num_bins", "give at least 2"),
-        (["policy.cfg.longest_hold=0"], "policy.cfg.longest_hold", "give at least 1"),
-        (
-            ["policy.actor_obs_normalization=true"],
-            "policy.actor_obs_normalization",
-            "normalizes its input by the batch",
-        ),
-        (["policy.initial_log_std=-1.0"], "policy.initial_log_std", "amid log_std_range"),
-    ],
+@cases(
+    "changes key text",
+    (["policy.squash_actions=false"], "policy.squash_actions", "acts between the bounds"),
+    (["policy.cfg.num_bins=1"], "policy.cfg.num_bins", "give at least 2"),
+    (["policy.cfg.longest_hold=0"], "policy.cfg.longest_hold", "give at least 1"),
+    (["policy.actor_obs_normalization=true"], "policy.actor_obs_normalization", "normalizes its input by the batch"),
+    (["policy.initial_log_std=-1.0"], "policy.initial_log_std", "amid log_std_range"),
 )
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: list[str], key: str, text: str) -> None:
     assert_refused(raw_run(tmp_path), changes, key, text)

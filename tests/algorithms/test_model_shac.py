@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.algorithms import model_shac
 from ejax.algorithms.learned_dynamics import DynamicsConfig, Model, draw_steps, imagine, trusted_horizon
@@ -235,17 +236,15 @@ RAW: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["policy.squash_actions=false"], r"policy\.squash_actions.*without bounds.*give true"),
-        (["algorithm.cfg.replay.n_step=3"], r"replay\.n_step.*got 3; a model is of single steps"),
-        (["algorithm.cfg.replay.storage=host"], r"replay\.storage.*got 'host'.*give 'device'"),
-        (["algorithm.cfg.replay.capacity=8"], r"replay\.capacity.*got 8, but a rollout has 16 rows"),
-        (["algorithm.cfg.num_mini_batches=49"], r"num_mini_batches.*got 49, but a rollout has 48 rows"),
-        (["policy.actor.memory={type: gru}"], r"algorithm\.name.*the policy has a memory"),
-        (["policy.name=actor_only", "policy.critic=null"], r"policy\.name.*which has no critic"),
-    ],
+@cases(
+    "overrides message",
+    (["policy.squash_actions=false"], r"policy\.squash_actions.*without bounds.*give true"),
+    (["algorithm.cfg.replay.n_step=3"], r"replay\.n_step.*got 3; a model is of single steps"),
+    (["algorithm.cfg.replay.storage=host"], r"replay\.storage.*got 'host'.*give 'device'"),
+    (["algorithm.cfg.replay.capacity=8"], r"replay\.capacity.*got 8, but a rollout has 16 rows"),
+    (["algorithm.cfg.num_mini_batches=49"], r"num_mini_batches.*got 49, but a rollout has 48 rows"),
+    (["policy.actor.memory={type: gru}"], r"algorithm\.name.*the policy has a memory"),
+    (["policy.name=actor_only", "policy.critic=null"], r"policy\.name.*which has no critic"),
 )
 def test_what_cannot_train_is_refused_by_name(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from helpers.small_configs import make
+from tables import cases
 
 from ejax.algorithms.apg import APGConfig
 from ejax.algorithms.bc import BCConfig
@@ -25,14 +26,12 @@ def test_a_learning_rate_is_the_optimizers(options: type[Any]) -> None:
     assert made.replace(learning_rate=0.02, max_grad_norm=2.0) == options(learning_rate=0.02, max_grad_norm=2.0)
 
 
-@pytest.mark.parametrize(
+@cases(
     "cfg",
-    [
-        {"batch_size": 32, "learning_rate": 1e-3},
-        {"batch_size": 32, "learning_rate": 1e-3, "optimizer": {"name": "sgd"}},
-        {"batch_size": 32, "learning_rate": 1e-3, "optimizer": None},
-        {"batch_size": 32, "lr_scheduler": {"name": "linear"}, "learning_rate": 1},
-    ],
+    {"batch_size": 32, "learning_rate": 1e-3},
+    {"batch_size": 32, "learning_rate": 1e-3, "optimizer": {"name": "sgd"}},
+    {"batch_size": 32, "learning_rate": 1e-3, "optimizer": None},
+    {"batch_size": 32, "lr_scheduler": {"name": "linear"}, "learning_rate": 1},
     ids=str,
 )
 def test_python_reads_what_a_file_reads(cfg: dict[str, Any]) -> None:
@@ -45,15 +44,13 @@ def test_a_learning_rate_beside_an_optimizers_other_fields_leaves_them() -> None
     assert made.optimizer == optimizer.replace(learning_rate=0.01)
 
 
-@pytest.mark.parametrize(
-    ("cfg", "text"),
-    [
-        ({"device": "cuda"}, r"device belongs to the run; leave it out, and give Trainer\(\.\.\., device=\.\.\.\)"),
-        ({"learning_rate": 1e-3, "optimizer": {"learning_rate": 1e-2}}, "learning_rate means the same as optimizer"),
-        ({"learning_rate": "fast"}, r"optimizer\.learning_rate\n.*valid number"),
-        ({"learning_rate": 1e-3, "optimizer": "adam"}, r"optimizer\n.*valid dictionary"),
-        ({"learning_rat": 1e-3}, r"learning_rat\n.*not permitted"),
-    ],
+@cases(
+    "cfg text",
+    ({"device": "cuda"}, r"device belongs to the run; leave it out, and give Trainer\(\.\.\., device=\.\.\.\)"),
+    ({"learning_rate": 1e-3, "optimizer": {"learning_rate": 1e-2}}, "learning_rate means the same as optimizer"),
+    ({"learning_rate": "fast"}, r"optimizer\.learning_rate\n.*valid number"),
+    ({"learning_rate": 1e-3, "optimizer": "adam"}, r"optimizer\n.*valid dictionary"),
+    ({"learning_rat": 1e-3}, r"learning_rat\n.*not permitted"),
     ids=["device", "twice", "no number", "no section", "unknown"],
 )
 def test_options_that_cannot_be_honoured_are_refused(cfg: dict[str, Any], text: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from flax import struct
+from tables import cases
 
 from ejax.algorithms.ppo import PPOConfig, ppo_advantage, ppo_loss, ppo_update
 from ejax.distributions import Normal, action_spec
@@ -101,9 +102,7 @@ def test_repeated_updates_compile_once(by_hand: Any) -> None:
     assert ppo_update._cache_size() == compiled
 
 
-@pytest.mark.parametrize(
-    ("desired_kl", "factor"), [(1e-12, 1 / 1.5), (1e6, 1.5), (None, 1.0)], ids=["too far", "too little", "as desired"]
-)
+@cases("desired_kl factor", (1e-12, 1 / 1.5), (1e6, 1.5), (None, 1.0), ids=["too far", "too little", "as desired"])
 def test_the_rate_changes_once_in_an_update_of_many_steps(desired_kl: float | None, factor: float) -> None:
     acted = Normal(jnp.zeros((1, 2, 1)), jnp.zeros((1, 2, 1)))
     rollout, small = replace(two_pulls(), distribution=acted), OptimizerConfig(name="sgd", learning_rate=1e-3)
@@ -258,16 +257,14 @@ def test_a_minibatch_is_what_torchs_chunk_cuts() -> None:
     assert PPOConfig(batch_size=7).minibatches(10, 1, 1).batch_size == 7
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"schedule": "adaptive"}, "desired_kl"),
-        ({"schedule": "adaptive", "desired_kl": 0.01, "lr_scheduler": {"name": "linear"}}, "linear"),
-        ({"minimum_learning_rate": 0.1, "maximum_learning_rate": 0.01}, "below minimum_learning_rate 0.1"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"gamma": 1.5}, "gamma"),
-        ({"clip_coeff": 0.2}, "clip_coeff"),
-    ],
+@cases(
+    "given text",
+    ({"schedule": "adaptive"}, "desired_kl"),
+    ({"schedule": "adaptive", "desired_kl": 0.01, "lr_scheduler": {"name": "linear"}}, "linear"),
+    ({"minimum_learning_rate": 0.1, "maximum_learning_rate": 0.01}, "below minimum_learning_rate 0.1"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"gamma": 1.5}, "gamma"),
+    ({"clip_coeff": 0.2}, "clip_coeff"),
 )
 def test_wrong_options_are_refused_by_name(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):

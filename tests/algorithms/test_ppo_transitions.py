@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tables import cases
 
 from ejax.algorithms.ppo import PPOConfig, ppo_advantage, ppo_update
 from ejax.distributions import ActionSpec
@@ -64,13 +65,11 @@ def assert_same_update(one: Any, other: Any, rtol: float = 1e-4) -> None:
         chex.assert_trees_all_close(a, b, rtol=rtol, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
-    [
-        {},
-        {"normalize_advantage_per_mini_batch": True, "use_clipped_value_loss": True},
-        {"staleness_correction": "vtrace"},
-    ],
+    {},
+    {"normalize_advantage_per_mini_batch": True, "use_clipped_value_loss": True},
+    {"staleness_correction": "vtrace"},
     ids=["default", "per minibatch", "vtrace"],
 )
 @pytest.mark.slow_cases("per minibatch", "vtrace")

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from soft_actors_in_numpy import draw, mlp_critics, mlp_moments, softmax
+from tables import cases
 from tiny import EPISODE, tiny
 from whole_runs import assert_goes_on_with_the_same_bits, assert_refused
 
@@ -326,17 +327,15 @@ def test_four_devices_compute_what_one_does(tmp_path: Path) -> None:
     jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5), *states)
 
 
-@pytest.mark.parametrize(
-    ("changes", "key", "text"),
-    [
-        (["policy.name=actor_critic", "policy.cfg={}"], "policy.name", "values no actions; give policy.name: actor_q"),
-        (["policy.cfg={initial_kl_coef: 0.01}"], "policy.cfg.num_bins", "is missing: reppo's critic gives"),
-        (["policy.cfg={num_bins: 51}"], "policy.cfg.initial_kl_coef", "is missing: reppo learns the weight"),
-        (["policy={name: flash_q, squash_actions: true}"], "policy.name", "whose statistics only flash_sac moves"),
-        (["algorithm.cfg.vmax=-10"], "algorithm.cfg.vmax", "not above vmin"),
-        (["algorithm.cfg.batch_size=64"], "algorithm.cfg.batch_size", "a rollout has 32 rows"),
-        (["policy.actor.memory={type: gru}"], "policy.actor.memory", "has no memory"),
-    ],
+@cases(
+    "changes key text",
+    (["policy.name=actor_critic", "policy.cfg={}"], "policy.name", "values no actions; give policy.name: actor_q"),
+    (["policy.cfg={initial_kl_coef: 0.01}"], "policy.cfg.num_bins", "is missing: reppo's critic gives"),
+    (["policy.cfg={num_bins: 51}"], "policy.cfg.initial_kl_coef", "is missing: reppo learns the weight"),
+    (["policy={name: flash_q, squash_actions: true}"], "policy.name", "whose statistics only flash_sac moves"),
+    (["algorithm.cfg.vmax=-10"], "algorithm.cfg.vmax", "not above vmin"),
+    (["algorithm.cfg.batch_size=64"], "algorithm.cfg.batch_size", "a rollout has 32 rows"),
+    (["policy.actor.memory={type: gru}"], "policy.actor.memory", "has no memory"),
 )
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: list[str], key: str, text: str) -> None:
     assert_refused(raw_run(tmp_path), changes, key, text)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from soft_actors_in_numpy import draw, mlp_critics, mlp_moments
+from tables import cases
 from tiny import EPISODE, tiny, tiny_sac
 from tiny import NETWORK as TINY
 from whole_runs import assert_refused
@@ -156,19 +157,17 @@ def raw_run(tmp_path: Path, **trainer: Any) -> dict[str, Any]:
     return raw | {"policy": raw["policy"] | {"actor": TINY, "critic": TINY}}  # whose actors are taken over
 
 
-@pytest.mark.parametrize(
-    ("changes", "key", "text"),
-    [
-        (["policy.squash_actions=false"], "policy.squash_actions", "acts between the bounds"),
-        (["policy.name=actor_critic"], "policy.name", "values no actions; give policy.name: actor_q"),
-        (["policy={name: flash_q, squash_actions: true}"], "policy.name", "whose statistics only flash_sac moves"),
-        (["policy.cfg={num_bins: 51}"], "policy.cfg.num_bins", "give one value, not a distribution"),
-        (["algorithm.cfg.replay.capacity=20"], "algorithm.cfg.replay.capacity", "a rollout has 32 rows"),
-        (["algorithm.cfg.learning_starts=200"], "algorithm.cfg.learning_starts", "a buffer of 100 never holds"),
-        (["algorithm.cfg.policy_delay=3"], "algorithm.cfg.policy_delay", "does not divide gradient_steps 2"),
-        (["trainer.normalize_reward=true"], "trainer.normalize_reward", "does not learn from"),
-        (["policy.actor.memory={type: gru}"], "policy.actor.memory", "has no memory"),
-    ],
+@cases(
+    "changes key text",
+    (["policy.squash_actions=false"], "policy.squash_actions", "acts between the bounds"),
+    (["policy.name=actor_critic"], "policy.name", "values no actions; give policy.name: actor_q"),
+    (["policy={name: flash_q, squash_actions: true}"], "policy.name", "whose statistics only flash_sac moves"),
+    (["policy.cfg={num_bins: 51}"], "policy.cfg.num_bins", "give one value, not a distribution"),
+    (["algorithm.cfg.replay.capacity=20"], "algorithm.cfg.replay.capacity", "a rollout has 32 rows"),
+    (["algorithm.cfg.learning_starts=200"], "algorithm.cfg.learning_starts", "a buffer of 100 never holds"),
+    (["algorithm.cfg.policy_delay=3"], "algorithm.cfg.policy_delay", "does not divide gradient_steps 2"),
+    (["trainer.normalize_reward=true"], "trainer.normalize_reward", "does not learn from"),
+    (["policy.actor.memory={type: gru}"], "policy.actor.memory", "has no memory"),
 )
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: list[str], key: str, text: str) -> None:
     assert_refused(raw_run(tmp_path), changes, key, text)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tables import cases
 
 from ejax.algorithms import sgd
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
@@ -204,14 +205,12 @@ MOMENT_OVERFLOWS = optax.GradientTransformation(
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     "optimizer",
-    [
-        # a bias correction of 1 - 1^t: 0/0
-        optax.chain(optax.scale_by_adam(1.0, 1.0), scale_by_learning_rate(0.1)),
-        make_optimizer(OptimizerConfig(name="sgd", learning_rate=3e38, kwargs={"maximize": True})),
-        MOMENT_OVERFLOWS,
-    ],
+    # a bias correction of 1 - 1^t: 0/0
+    optax.chain(optax.scale_by_adam(1.0, 1.0), scale_by_learning_rate(0.1)),
+    make_optimizer(OptimizerConfig(name="sgd", learning_rate=3e38, kwargs={"maximize": True})),
+    MOMENT_OVERFLOWS,
     ids=["bias correction", "step", "moments"],
 )
 @pytest.mark.parametrize("skips", [True, False])

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.algorithms.shac import SHACConfig, shac_update, short_horizon_return
 from ejax.config import ConfigError, parse_config
@@ -377,14 +378,12 @@ def test_a_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert {"train/value_loss", "train/objective", "train/critic_learning_rate"} <= whole.last_train_metrics.keys()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["policy.name=actor_only", "policy.critic=null"], r"policy\.name.*'actor_only', which has no critic"),
-        (["algorithm.cfg.num_mini_batches=33"], r"num_mini_batches.*got 33, but a rollout has 32 rows"),
-        (["algorithm.cfg.target_critic_alpha=1"], r"target_critic_alpha.*must be less than 1"),
-        (["algorithm.cfg.update_horizon=16"], "update_horizon.*unknown key"),
-    ],
+@cases(
+    "overrides message",
+    (["policy.name=actor_only", "policy.critic=null"], r"policy\.name.*'actor_only', which has no critic"),
+    (["algorithm.cfg.num_mini_batches=33"], r"num_mini_batches.*got 33, but a rollout has 32 rows"),
+    (["algorithm.cfg.target_critic_alpha=1"], r"target_critic_alpha.*must be less than 1"),
+    (["algorithm.cfg.update_horizon=16"], "update_horizon.*unknown key"),
 )
 def test_configs_that_cannot_train_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 from test_distill import GRU, NETWORK, PART, Counts, config_of, make_run, refusal, state_of
 from tiny import GRPO, NUM_ENVS, NUM_STEPS, tiny
 
@@ -41,15 +42,13 @@ class Says:
         return Normal(mean, jnp.zeros_like(mean)), mean[..., 0]
 
 
-@pytest.mark.parametrize(
-    ("when", "is_its"),
-    [
-        ({"envs": (0.0, 0.5)}, np.broadcast_to([True, True, False, False], OBS.shape[:2])),
-        ({"envs": (0.25, 0.75)}, np.broadcast_to([False, True, True, False], OBS.shape[:2])),
-        ({"entries": (3,), "at_least": 0.2}, OBS[..., 3] >= 0.2),
-        ({"entries": (3,), "at_least": -0.5, "below": 0.5}, (OBS[..., 3] >= -0.5) & (OBS[..., 3] < 0.5)),
-        ({"entries": (0, 4), "below": 1.0}, np.hypot(OBS[..., 0], OBS[..., 4]) < 1.0),
-    ],
+@cases(
+    "when is_its",
+    ({"envs": (0.0, 0.5)}, np.broadcast_to([True, True, False, False], OBS.shape[:2])),
+    ({"envs": (0.25, 0.75)}, np.broadcast_to([False, True, True, False], OBS.shape[:2])),
+    ({"entries": (3,), "at_least": 0.2}, OBS[..., 3] >= 0.2),
+    ({"entries": (3,), "at_least": -0.5, "below": 0.5}, (OBS[..., 3] >= -0.5) & (OBS[..., 3] < 0.5)),
+    ({"entries": (0, 4), "below": 1.0}, np.hypot(OBS[..., 0], OBS[..., 4]) < 1.0),
 )
 @pytest.mark.parametrize("rows", [slice(None), 0], ids=["rollout", "step"])
 def test_each_row_is_taught_by_the_first_teacher_responsible(when: dict[str, Any], is_its: Any, rows: Any) -> None:
@@ -116,16 +115,14 @@ def test_the_teacher_of_a_rollout_remembers_its_episodes(restart: bool) -> None:
             count = np.where(ended, 0.0, count + 1.0)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [2.0, 2.0, 2.0]),
-        ({"schedule": {"name": "linear", "kwargs": {"total_iters": 4}}}, [2.0, 1.5, 0.0]),
-        ({"schedule": {"name": "step", "kwargs": {"step_size": 4, "gamma": 0.5}}}, [2.0, 2.0, 1.0]),
-        # of 100 episodes 25, 25, 25 succeeded: 1 − 0.25/0.5
-        ({"until_success": 0.5}, [1.0, 1.0, 1.0]),
-        ({"until_success": 0.25}, [0.0, 0.0, 0.0]),
-    ],
+@cases(
+    "options expected",
+    ({}, [2.0, 2.0, 2.0]),
+    ({"schedule": {"name": "linear", "kwargs": {"total_iters": 4}}}, [2.0, 1.5, 0.0]),
+    ({"schedule": {"name": "step", "kwargs": {"step_size": 4, "gamma": 0.5}}}, [2.0, 2.0, 1.0]),
+    # of 100 episodes 25, 25, 25 succeeded: 1 − 0.25/0.5
+    ({"until_success": 0.5}, [1.0, 1.0, 1.0]),
+    ({"until_success": 0.25}, [0.0, 0.0, 0.0]),
 )
 def test_the_weight_follows_updates_and_success(options: dict[str, Any], expected: list[float]) -> None:
     section = DistillationConfig.model_validate_json(json.dumps({"teacher": "it", "coef": 2.0, **options}))
@@ -231,22 +228,20 @@ def test_a_run_comes_near_its_teachers_and_goes_on_with_the_same_bits(
     chex.assert_trees_all_equal(*(jax.tree.leaves(state_of(tmp_path / each, whole)) for each in ("whole", "run")))
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"teacher": "it"}, "got one besides teachers"),
-        ({"when": {"entries": [0], "below": 1.0}}, r"distillation.when: is for an entry"),
-        ({"teachers": []}, "distillation.teacher: is missing"),
-        ({"teachers": [{"teacher": "a"}, {"teacher": "b"}]}, "teachers.0.when: is missing"),
-        ({"teachers": [{"when": {"envs": [0.0, 0.5]}}]}, r"teachers.0.teacher: is missing[^$]*teachers.0.when: got a"),
-        ({"teachers": [{"teacher": "a", "when": {"envs": [0.5, 1.5]}}]}, "they are shares"),
-        ({"teachers": [{"teacher": "a", "when": {"entries": [1]}}]}, "entries ≥ 0 need a limit"),
-        ({"teachers": [{"teacher": "a", "when": {}}]}, "give envs, or entries"),
-        ({"0.when": {"obs": "critics", "entries": [0], "below": 0.0}}, r"teachers.0.when.obs: .*Did you mean 'critic'"),
-        ({"0.when": {"obs": "policy", "entries": [4], "below": 0.0}}, "policy has the numbers 0 to 3"),
-        ({"0.teacher_obs": "policy"}, r"teachers.0.teacher: .*this run needs float32\[4, 8\]"),
-        ({"population": {"seeds": 2}}, "cannot train a population"),
-    ],
+@cases(
+    "options text",
+    ({"teacher": "it"}, "got one besides teachers"),
+    ({"when": {"entries": [0], "below": 1.0}}, r"distillation.when: is for an entry"),
+    ({"teachers": []}, "distillation.teacher: is missing"),
+    ({"teachers": [{"teacher": "a"}, {"teacher": "b"}]}, "teachers.0.when: is missing"),
+    ({"teachers": [{"when": {"envs": [0.0, 0.5]}}]}, r"teachers.0.teacher: is missing[^$]*teachers.0.when: got a"),
+    ({"teachers": [{"teacher": "a", "when": {"envs": [0.5, 1.5]}}]}, "they are shares"),
+    ({"teachers": [{"teacher": "a", "when": {"entries": [1]}}]}, "entries ≥ 0 need a limit"),
+    ({"teachers": [{"teacher": "a", "when": {}}]}, "give envs, or entries"),
+    ({"0.when": {"obs": "critics", "entries": [0], "below": 0.0}}, r"teachers.0.when.obs: .*Did you mean 'critic'"),
+    ({"0.when": {"obs": "policy", "entries": [4], "below": 0.0}}, "policy has the numbers 0 to 3"),
+    ({"0.teacher_obs": "policy"}, r"teachers.0.teacher: .*this run needs float32\[4, 8\]"),
+    ({"population": {"seeds": 2}}, "cannot train a population"),
 )
 def test_what_does_not_fit_is_refused_by_its_key(
     options: dict[str, Any], text: str, teachers: tuple[Path, Path]

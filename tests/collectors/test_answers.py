@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from host_tasks import Drift, Wrapped
-from refusals import refusals, refused
+from tables import cases, refusals, refused
 
 from ejax.envs.adapters.gymnasium import GymnasiumVector, make, vectorize
 from ejax.envs.host.calls import HostEnvError
@@ -66,16 +66,14 @@ def test_an_answer_that_is_none_is_refused_by_row(given: dict[str, Any], key: st
     refused(env.step, STILL, key=key, word=word)
 
 
-@pytest.mark.parametrize(
+@cases(
     "says",
-    [
-        {"reward": 1, "terminated": np.bool_(False)},
-        {"reward": np.float16(1.0)},
-        {"reward": np.array(1.0), "truncated": np.array(False)},
-        {"reward": True, "obs": [0.5, 1]},
-        {"obs": np.zeros(2, np.float64), "info": {"success": None}},
-        {"reward": float("nan")},  # is quarantined
-    ],
+    {"reward": 1, "terminated": np.bool_(False)},
+    {"reward": np.float16(1.0)},
+    {"reward": np.array(1.0), "truncated": np.array(False)},
+    {"reward": True, "obs": [0.5, 1]},
+    {"obs": np.zeros(2, np.float64), "info": {"success": None}},
+    {"reward": float("nan")},  # is quarantined
     ids=str,
 )
 def test_what_says_the_same_in_other_types_passes(says: dict[str, Any]) -> None:

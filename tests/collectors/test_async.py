@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from damages import same, what_is_left
 from host_tasks import Drift, Linear, Sleepy, Wrapped, nap
-from refusals import refusals, refused
+from tables import cases, refusals, refused
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
@@ -79,14 +79,12 @@ def learn_beside(running: AsyncCollector, updates: int, policy: Linear, naps: fl
     return state, rollouts
 
 
-@pytest.mark.parametrize(
-    ("schedule", "asked", "versions"),
-    [
-        (Schedule(max_staleness=2), [(k, 0, 9) for k in range(5)], [0, 0, 0, 1, 2]),
-        (Schedule(max_staleness=2), [(5, 0, 2), (5, 4, 4)], [None, 4]),  # it waits; after a resume nothing is older
-        (Schedule(max_staleness=2, free=True), [(3, 0, 3), (3, 0, 1), (4, 0, 1)], [3, 1, None]),
-        (Schedule(max_staleness=2, recorded=(0, 0, 2)), [(0, 0, 5), (1, 0, 5), (2, 0, 5), (2, 0, 1)], [0, 0, 2, None]),
-    ],
+@cases(
+    "schedule asked versions",
+    (Schedule(max_staleness=2), [(k, 0, 9) for k in range(5)], [0, 0, 0, 1, 2]),
+    (Schedule(max_staleness=2), [(5, 0, 2), (5, 4, 4)], [None, 4]),  # it waits; after a resume nothing is older
+    (Schedule(max_staleness=2, free=True), [(3, 0, 3), (3, 0, 1), (4, 0, 1)], [3, 1, None]),
+    (Schedule(max_staleness=2, recorded=(0, 0, 2)), [(0, 0, 5), (1, 0, 5), (2, 0, 5), (2, 0, 1)], [0, 0, 2, None]),
     ids=["fixed", "fixed at its ends", "free", "recorded"],
 )
 def test_a_schedule_has_a_version_for_each_rollout(schedule: Schedule, asked: list[Any], versions: list[Any]) -> None:

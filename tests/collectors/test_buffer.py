@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from host_tasks import Drift, Linear
-from refusals import refusals, refused
+from tables import refusals, refused
 
 import ejax
 from ejax.algorithms.batch import flatten_rollout

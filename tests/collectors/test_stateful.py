@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete, MultiDiscrete
 from helpers.host_tasks import Drift, Linear
-from helpers.refusals import refused
 from helpers.tiny import NETWORK, NUM_ENVS, NUM_STEPS
 from helpers.tiny import PPO as OPTIONS
+from tables import refused
 
 import ejax
 from ejax.algorithms.grpo import GRPOConfig

@@ -13,9 +13,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from refusals import refused
 from shipped import load_shipped
 from small_configs import BASE, ROOT, gym, make, of, trainer
+from tables import cases, refused
 
 from ejax.algorithms.demonstrations import DemonstrationConfig
 from ejax.algorithms.distill import DistillConfig
@@ -107,38 +107,36 @@ LATEST = {
 }
 
 
-@pytest.mark.parametrize(
-    ("given", "same"),
-    [
-        (FIRST, LATEST),
-        ({"trainer": {"num_envs": 8, "buffer_size": 16}, "env": "PointMassRL"}, {}),
-        ({"trainer": trainer(events=None)}, {}),
-        ({"trainer": trainer(enable_eval=None, use_wandb=None, distributed=None)}, {}),
-        (policy(actor_obs_normalization=None, obs_groups=None), {}),
-        (policy(critic={"network_cfg": {**ACTOR["network_cfg"], "use_layernorm": None}}), {}),
-        (policy(actor={"type": "MLP", "network_cfg": {**ACTOR["network_cfg"], "activation": "ReLU"}}), {}),
-        (
-            ppo(optimizer={"name": "AdamW"}, lr_scheduler={"name": "Linear"}),
-            ppo(optimizer={"name": "adamw"}, lr_scheduler={"name": "linear"}),
-        ),
-        (ppo(optimizer=None, lr_scheduler=None), {}),
-        (
-            policy(initial_action_std=0.5, action_std_range=[0.1, 2.0]),
-            policy(initial_log_std=math.log(0.5), log_std_range=[math.log(0.1), math.log(2.0)]),
-        ),
-        ({"trainer": trainer(iterations=1e3)}, {"trainer": trainer(iterations=1000)}),
-        ({"trainer": trainer(gym_config="nowhere.json")}, {}),
-        ({"trainer": trainer(rollout_steps=16)}, {}),
-        ({"trainer": trainer(rollout_steps=99)}, {}),
-        (["trainer.rollout_steps=32"], ["trainer.buffer_size=32"]),
-        (["algorithm.cfg.learning_rate=1e-3"], ["algorithm.cfg.optimizer.learning_rate=0.001"]),
-        (["policy.actor.hidden_sizes=[4]"], ["policy.actor.network_cfg.hidden_sizes=[4]"]),
-        (
-            ["policy.name=actor_only", "policy.critic_obs_normalization=true"],
-            {"policy": {"name": "actor_only", "actor": ACTOR}},
-        ),
-        (["env.cfg.success_bonus=1.0", "trainer.learning_env=PointMassRL"], {}),
-    ],
+@cases(
+    "given same",
+    (FIRST, LATEST),
+    ({"trainer": {"num_envs": 8, "buffer_size": 16}, "env": "PointMassRL"}, {}),
+    ({"trainer": trainer(events=None)}, {}),
+    ({"trainer": trainer(enable_eval=None, use_wandb=None, distributed=None)}, {}),
+    (policy(actor_obs_normalization=None, obs_groups=None), {}),
+    (policy(critic={"network_cfg": {**ACTOR["network_cfg"], "use_layernorm": None}}), {}),
+    (policy(actor={"type": "MLP", "network_cfg": {**ACTOR["network_cfg"], "activation": "ReLU"}}), {}),
+    (
+        ppo(optimizer={"name": "AdamW"}, lr_scheduler={"name": "Linear"}),
+        ppo(optimizer={"name": "adamw"}, lr_scheduler={"name": "linear"}),
+    ),
+    (ppo(optimizer=None, lr_scheduler=None), {}),
+    (
+        policy(initial_action_std=0.5, action_std_range=[0.1, 2.0]),
+        policy(initial_log_std=math.log(0.5), log_std_range=[math.log(0.1), math.log(2.0)]),
+    ),
+    ({"trainer": trainer(iterations=1e3)}, {"trainer": trainer(iterations=1000)}),
+    ({"trainer": trainer(gym_config="nowhere.json")}, {}),
+    ({"trainer": trainer(rollout_steps=16)}, {}),
+    ({"trainer": trainer(rollout_steps=99)}, {}),
+    (["trainer.rollout_steps=32"], ["trainer.buffer_size=32"]),
+    (["algorithm.cfg.learning_rate=1e-3"], ["algorithm.cfg.optimizer.learning_rate=0.001"]),
+    (["policy.actor.hidden_sizes=[4]"], ["policy.actor.network_cfg.hidden_sizes=[4]"]),
+    (
+        ["policy.name=actor_only", "policy.critic_obs_normalization=true"],
+        {"policy": {"name": "actor_only", "actor": ACTOR}},
+    ),
+    (["env.cfg.success_bonus=1.0", "trainer.learning_env=PointMassRL"], {}),
 )
 def test_spellings_of_the_same_run(given: Any, same: Any) -> None:
     assert of(copy.deepcopy(given)) == of(same)
@@ -291,46 +289,44 @@ def test_a_gym_config_of_the_working_directory_with_a_copy_that_differs_is_annou
     assert [notice.text for notice in config.notices] == [f"read {read}, not {other}, which differs"]
 
 
-@pytest.mark.parametrize(
-    ("given", "keys", "text"),
-    [
-        *(
-            ({"trainer": trainer(**{key: value})}, [f"trainer.{key}"], "")
-            for key, value in (
-                *[("headless", True), ("renderer", "hybrid"), ("enable_rt", True), ("gpu_id", 1)],
-                *[("import_modules", ["os"]), ("torch_deterministic", True), ("filter_dataset_saving", True)],
-                ("gym_config", "nowhere.json"),
-            )
-        ),
-        (["trainer.eval_freq=2"], ["trainer.eval_freq (override)"], "does not evaluate"),
-        ({"trainer": trainer(rollout_steps=16)}, [], ""),
-        (
-            {"trainer": trainer(rollout_steps=99, eval_freq=2)},
-            ["trainer.rollout_steps", "trainer.eval_freq"],
-            "no effect: trainer.buffer_size, which is given too, is 16",
-        ),
-        (
-            {"trainer": {"learning_env": "PointMassRL", "rollout_steps": 256, "eval_freq": 2}},
-            ["trainer.eval_freq"],
-            "rollout_steps did",
-        ),
-        (
-            {"trainer": trainer(events={"train": {"video": {**VIDEO, "is_global": True}}})},
-            ["trainer.events.train.video.is_global"],
-            "",
-        ),
-        (
-            {"trainer": trainer(events={"train": {"video": {**VIDEO, "params": {"name": "main", "fps": 20}}}})},
-            ["trainer.events.train.video.params.fps"],
-            "",
-        ),
-        ({"trainer": trainer(events={"eval": {"video": VIDEO}})}, ["trainer.events.eval.video"], "records nothing"),
-        (
-            ["policy.name=actor_only", "policy.obs_groups.critic=[obs]", "policy.critic_obs_normalization=true"],
-            ["policy.critic", "policy.critic_obs_normalization (override)", "policy.obs_groups.critic (override)"],
-            "actor_only has no critic",
-        ),
-    ],
+@cases(
+    "given keys text",
+    *(
+        ({"trainer": trainer(**{key: value})}, [f"trainer.{key}"], "")
+        for key, value in (
+            *[("headless", True), ("renderer", "hybrid"), ("enable_rt", True), ("gpu_id", 1)],
+            *[("import_modules", ["os"]), ("torch_deterministic", True), ("filter_dataset_saving", True)],
+            ("gym_config", "nowhere.json"),
+        )
+    ),
+    (["trainer.eval_freq=2"], ["trainer.eval_freq (override)"], "does not evaluate"),
+    ({"trainer": trainer(rollout_steps=16)}, [], ""),
+    (
+        {"trainer": trainer(rollout_steps=99, eval_freq=2)},
+        ["trainer.rollout_steps", "trainer.eval_freq"],
+        "no effect: trainer.buffer_size, which is given too, is 16",
+    ),
+    (
+        {"trainer": {"learning_env": "PointMassRL", "rollout_steps": 256, "eval_freq": 2}},
+        ["trainer.eval_freq"],
+        "rollout_steps did",
+    ),
+    (
+        {"trainer": trainer(events={"train": {"video": {**VIDEO, "is_global": True}}})},
+        ["trainer.events.train.video.is_global"],
+        "",
+    ),
+    (
+        {"trainer": trainer(events={"train": {"video": {**VIDEO, "params": {"name": "main", "fps": 20}}}})},
+        ["trainer.events.train.video.params.fps"],
+        "",
+    ),
+    ({"trainer": trainer(events={"eval": {"video": VIDEO}})}, ["trainer.events.eval.video"], "records nothing"),
+    (
+        ["policy.name=actor_only", "policy.obs_groups.critic=[obs]", "policy.critic_obs_normalization=true"],
+        ["policy.critic", "policy.critic_obs_normalization (override)", "policy.obs_groups.critic (override)"],
+        "actor_only has no critic",
+    ),
 )
 def test_what_has_no_effect_or_another_is_announced(given: Any, keys: list[str], text: str) -> None:
     notices = of(given).notices
@@ -358,19 +354,17 @@ def test_vla_collects_in_the_background_and_counts_its_buffer_over_all_environme
     assert (standard.trainer.collector.mode, standard.trainer.buffer_size, standard.notices) == ("auto", 512, ())
 
 
-@pytest.mark.parametrize(
-    ("overrides", "text"),
-    [
-        (["trainer.enable_eval=true", "trainer.eval_freq=641"], "trainer.eval_freq is 641"),
-        (["trainer.eval_freq=641"], None),  # another note has it: it does not evaluate
-        (["trainer.save_freq=641"], "trainer.save_freq is 641"),
-        (["trainer.save_frequency_updates=6"], "save_frequency_updates is 6, and the run has 5 updates"),
-        (["trainer.log_freq_updates=6"], "only the last update is logged"),
-        (["algorithm.cfg.critic_warmup_updates=5"], "nothing is learned but by the critic"),
-        (["algorithm.cfg.optimizer.learning_rate=0"], "learning_rate is 0: nothing is learned"),
-        (["population={seeds: 2, exploit: {every: 6}}"], "population.exploit.every is 6"),
-        (["trainer.save_freq=640", "trainer.log_freq_updates=5", "algorithm.cfg.critic_warmup_updates=4"], None),
-    ],
+@cases(
+    "overrides text",
+    (["trainer.enable_eval=true", "trainer.eval_freq=641"], "trainer.eval_freq is 641"),
+    (["trainer.eval_freq=641"], None),  # another note has it: it does not evaluate
+    (["trainer.save_freq=641"], "trainer.save_freq is 641"),
+    (["trainer.save_frequency_updates=6"], "save_frequency_updates is 6, and the run has 5 updates"),
+    (["trainer.log_freq_updates=6"], "only the last update is logged"),
+    (["algorithm.cfg.critic_warmup_updates=5"], "nothing is learned but by the critic"),
+    (["algorithm.cfg.optimizer.learning_rate=0"], "learning_rate is 0: nothing is learned"),
+    (["population={seeds: 2, exploit: {every: 6}}"], "population.exploit.every is 6"),
+    (["trainer.save_freq=640", "trainer.log_freq_updates=5", "algorithm.cfg.critic_warmup_updates=4"], None),
 )
 def test_what_never_happens_in_so_short_a_run_is_announced(overrides: list[str], text: str | None) -> None:
     config = make("trainer.iterations=5", *overrides)
@@ -423,19 +417,17 @@ def test_a_command_without_a_config_says_what_to_give(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.startswith("ejax train: give --config FILE, --run DIR with --resume")
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "overrides"),
-    [
-        *((name, ["algorithm.cfg.max_grad_norm=.inf"]) for name in ("ppo", "grpo", "apg")),
-        ("shac", ["algorithm.cfg.max_grad_norm=.inf", "trainer.buffer_size=32"]),
-        ("grpo", ["algorithm.cfg.reset_every_rollout=false"]),
-        ("grpo", ["algorithm.cfg.shared_start=false"]),
-        ("apg", ["algorithm.cfg.update_horizon=32", "trainer.buffer_size=7"]),
-        ("ppo", ["trainer.exp_name=2024-01-01", "env.cfg.max_episode_steps=7"]),
-        ("ppo", ["policy.obs_groups={actor: []}", "algorithm.cfg.minimum_learning_rate=1.0e-3"]),
-        ("ppo", ["trainer.output_dir=é🤖", "trainer.total_timesteps=1.0e+15", "trainer.num_envs=100000"]),
-        ("ppo", ["trainer.total_timesteps=10000000000", "trainer.save_freq=10000000000", "trainer.seed=4294967295"]),
-    ],
+@cases(
+    "algorithm overrides",
+    *((name, ["algorithm.cfg.max_grad_norm=.inf"]) for name in ("ppo", "grpo", "apg")),
+    ("shac", ["algorithm.cfg.max_grad_norm=.inf", "trainer.buffer_size=32"]),
+    ("grpo", ["algorithm.cfg.reset_every_rollout=false"]),
+    ("grpo", ["algorithm.cfg.shared_start=false"]),
+    ("apg", ["algorithm.cfg.update_horizon=32", "trainer.buffer_size=7"]),
+    ("ppo", ["trainer.exp_name=2024-01-01", "env.cfg.max_episode_steps=7"]),
+    ("ppo", ["policy.obs_groups={actor: []}", "algorithm.cfg.minimum_learning_rate=1.0e-3"]),
+    ("ppo", ["trainer.output_dir=é🤖", "trainer.total_timesteps=1.0e+15", "trainer.num_envs=100000"]),
+    ("ppo", ["trainer.total_timesteps=10000000000", "trainer.save_freq=10000000000", "trainer.seed=4294967295"]),
 )
 def test_what_is_accepted_reads_back_as_the_same(algorithm: str, overrides: list[str]) -> None:
     sections = {"algorithm": {"name": algorithm, "cfg": {}}} if algorithm != "ppo" else {}

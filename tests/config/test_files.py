@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from refusals import refusals, refused
 from small_configs import BASE, make
+from tables import cases, refusals, refused
 from test_refused_configs import BOMB
 
 from ejax.config import load_config
@@ -103,14 +103,12 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     refused(load_config, tmp_path / "pipe.yaml", word="no regular file")
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        *[("010", 10), ("-08", -8), ("0o10", 8), ("1e3", 1000.0), ("1E-3", 0.001), (".5", 0.5), ("5.", 5.0)],
-        *[("1.10", 1.1), ("True", True), ("~", None), ("NULL", None), ("-.Inf", -math.inf)],
-        *((text, text) for text in ("1:30", "1_000", "0b1", "1e", "inf", "yes", "Off", "1.10.0", "2024-01-01")),
-        *((f"{quote}{text}{quote}", text) for quote in "'\"" for text in ("12e3", "0042", "null", "true", "1.10", "")),
-    ],
+@cases(
+    "text value",
+    *[("010", 10), ("-08", -8), ("0o10", 8), ("1e3", 1000.0), ("1E-3", 0.001), (".5", 0.5), ("5.", 5.0)],
+    *[("1.10", 1.1), ("True", True), ("~", None), ("NULL", None), ("-.Inf", -math.inf)],
+    *((text, text) for text in ("1:30", "1_000", "0b1", "1e", "inf", "yes", "Off", "1.10.0", "2024-01-01")),
+    *((f"{quote}{text}{quote}", text) for quote in "'\"" for text in ("12e3", "0042", "null", "true", "1.10", "")),
 )
 def test_scalars_are_read_as_yaml_1_2_reads_them(text: str, value: object) -> None:
     assert (read_yaml(text), type(read_yaml(text))) == (value, type(value))

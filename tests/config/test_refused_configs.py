@@ -9,8 +9,8 @@ from typing import Any
 
 import gymnasium
 import pytest
-from refusals import keys_of, refusals, refused
 from small_configs import BASE, ROOT, gym, make, of, trainer
+from tables import cases, keys_of, refusals, refused
 
 from ejax.algorithms.ppo import ALGORITHM as PPO
 from ejax.algorithms.ppo import PPOConfig
@@ -323,12 +323,10 @@ def test_observation_groups_are_looked_up_before_anything_is_built() -> None:
     refused(make, "policy.obs_groups={actor: [robot.qpo]}", key="policy.obs_groups.actor", word=text, **cart_pole())
 
 
-@pytest.mark.parametrize(
-    ("override", "keys"),
-    [
-        ("policy.obs_groups={actor: [x]}", ["policy.obs_groups.actor", "policy.obs_groups.critic"]),
-        ("policy={name: vision, actor: {network_cfg: {hidden_sizes: [8]}}}", ["policy.cfg.images"]),
-    ],
+@cases(
+    "override keys",
+    ("policy.obs_groups={actor: [x]}", ["policy.obs_groups.actor", "policy.obs_groups.critic"]),
+    ("policy={name: vision, actor: {network_cfg: {hidden_sizes: [8]}}}", ["policy.cfg.images"]),
 )
 def test_parts_of_an_environment_that_must_be_built_are_looked_up_there(override: str, keys: list[str]) -> None:
     assert keys_of(refused(build, make(override, CARTS))) == keys

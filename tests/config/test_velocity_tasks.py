@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from stick_robots import h1_2_sticks, microduck_sticks
+from tables import cases
 
 from ejax.config import ConfigError, load_config
 from ejax.config.embodichain.check import check, count_by_status
@@ -129,32 +130,30 @@ def test_without_noise_and_pushes_there_are_none(tmp_path: Path, links: None) ->
     assert set(cfg["noise"].values()) == {0.0}
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "text"),
-    [
-        (("physics_config", "physics_dt"), 0.01, "the velocity task of go1 has 0.005"),
-        (("physics_config", "gravity"), [0.0, 0.0, 0.0], "the velocity task of go1 has (0.0, 0.0, -9.81)"),
-        (("physics_config", "num_substeps"), 2, "the velocity task of go1 has 1"),
-        (("rigid_object",), [{"uid": "cube"}], "nothing else"),
-        (("robot", "init_pos"), [0.0, 0.0, 1.0], "episodes start at height 0.278"),
-        (("robot", "root_props", "fixed_base"), True, "the robot walks"),
-        (("robot", "root_props", "self_collision_enabled"), True, "must be false for go1"),
-        (("robot", "control_parts", "locomotion"), ["FR_hip_joint"], "in this order"),
-        (("sensor", 0, "sensor_type"), "Camera", "a ContactSensor, nothing else"),
-        (("env", "control_parts"), ["arm"], "acts on all joints"),
-        (("env", "extensions"), {"speed": 1.0}, "the task's class reads none"),
-        (("env", "events", "push_robot", "func"), "shove", "one push_articulation_by_setting_velocity"),
-        (("env", "events", "push_robot", "interval_step"), 5, "its own timer"),
-        (("env", "events", "push_robot", "params", "interval_range_s"), [1.0], "must be a list of 2 numbers"),
-        (("env", "actions", "joint_position", "contract"), "joint_effort@1", "act by joint_position.default_offset@1"),
-        (("env", "actions", "joint_position", "params"), {"clip": 2.0}, "clipped to ±1"),
-        (("env", "rewards", "total", "weight"), 2.0, "must be 1"),
-        (("env", "rewards", "total", "func"), "upright", "must be velocity_locomotion_total_reward"),
-        (("env", "observations", "policy", "name"), "actor", "is called policy here"),
-        (("env", "observations", "policy", "func"), "pixels", "must be velocity_locomotion_observation"),
-        (("max_episode_steps",), "long", "must be an integer"),
-        (("speed",), 1.0, "unknown key"),
-    ],
+@cases(
+    "path value text",
+    (("physics_config", "physics_dt"), 0.01, "the velocity task of go1 has 0.005"),
+    (("physics_config", "gravity"), [0.0, 0.0, 0.0], "the velocity task of go1 has (0.0, 0.0, -9.81)"),
+    (("physics_config", "num_substeps"), 2, "the velocity task of go1 has 1"),
+    (("rigid_object",), [{"uid": "cube"}], "nothing else"),
+    (("robot", "init_pos"), [0.0, 0.0, 1.0], "episodes start at height 0.278"),
+    (("robot", "root_props", "fixed_base"), True, "the robot walks"),
+    (("robot", "root_props", "self_collision_enabled"), True, "must be false for go1"),
+    (("robot", "control_parts", "locomotion"), ["FR_hip_joint"], "in this order"),
+    (("sensor", 0, "sensor_type"), "Camera", "a ContactSensor, nothing else"),
+    (("env", "control_parts"), ["arm"], "acts on all joints"),
+    (("env", "extensions"), {"speed": 1.0}, "the task's class reads none"),
+    (("env", "events", "push_robot", "func"), "shove", "one push_articulation_by_setting_velocity"),
+    (("env", "events", "push_robot", "interval_step"), 5, "its own timer"),
+    (("env", "events", "push_robot", "params", "interval_range_s"), [1.0], "must be a list of 2 numbers"),
+    (("env", "actions", "joint_position", "contract"), "joint_effort@1", "act by joint_position.default_offset@1"),
+    (("env", "actions", "joint_position", "params"), {"clip": 2.0}, "clipped to ±1"),
+    (("env", "rewards", "total", "weight"), 2.0, "must be 1"),
+    (("env", "rewards", "total", "func"), "upright", "must be velocity_locomotion_total_reward"),
+    (("env", "observations", "policy", "name"), "actor", "is called policy here"),
+    (("env", "observations", "policy", "func"), "pixels", "must be velocity_locomotion_observation"),
+    (("max_episode_steps",), "long", "must be an integer"),
+    (("speed",), 1.0, "unknown key"),
     ids=str,
 )
 def test_what_it_would_not_do_is_refused(tmp_path: Path, path: tuple[str | int, ...], value: Any, text: str) -> None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import point_expert
 import pytest
+from tables import cases
 from tiny import NETWORK
 
 from ejax.config import ConfigError, parse_config
@@ -81,15 +82,13 @@ def test_a_task_without_an_expert_is_refused(tmp_path: Path) -> None:
         LearnerTask("demonstrated_points:Points", {}, str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("segment", "tool_to_cube", "cube_to_goal", "expected"),
-    [
-        (0, 0.5, 0.3, 0),
-        *((1, 0.02, 0.3, 1), (1, 0.04, 0.3, 0)),
-        *((3, 0.01, 0.3, 3), (3, 0.03, 0.3, 0)),
-        *((5, 0.01, 0.02, 5), (5, 0.01, 0.04, 4)),
-        *((6, 0.2, 0.01, 6), (6, 0.2, 0.3, 0)),
-    ],
+@cases(
+    "segment tool_to_cube cube_to_goal expected",
+    (0, 0.5, 0.3, 0),
+    *((1, 0.02, 0.3, 1), (1, 0.04, 0.3, 0)),
+    *((3, 0.01, 0.3, 3), (3, 0.03, 0.3, 0)),
+    *((5, 0.01, 0.02, 5), (5, 0.01, 0.04, 4)),
+    *((6, 0.2, 0.01, 6), (6, 0.2, 0.3, 0)),
 )
 def test_the_plan_goes_back_where_a_learner_has_lost_the_cube(
     segment: int, tool_to_cube: float, cube_to_goal: float, expected: int
@@ -151,16 +150,14 @@ def test_a_run_makes_rounds_and_goes_on_with_the_same_bits(tmp_path: Path) -> No
         rounds.collect(0, parts.state.train.params, 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"action_field": "actions"}, r"data.action_field: got 'actions'.*expert_actions"),
-        ({"source": "recorded", "folder": "episodes", "engine": None}, "data.dagger: needs source: engine"),
-        ({"engine": {"refill_threshold": 7}}, "data.engine.refill_threshold: is for a stream without rounds"),
-        ({"engine": {"buffer_size": 5}}, r"data.engine.buffer_size: got 5 episodes of a round, of which 2"),
-        ({"folder": "episodes"}, "data.folder: got 'episodes', but source 'engine' does not read it"),
-        ({"dagger": {"beta_decay": 1.5}}, "data.dagger.beta_decay"),
-    ],
+@cases(
+    "options text",
+    ({"action_field": "actions"}, r"data.action_field: got 'actions'.*expert_actions"),
+    ({"source": "recorded", "folder": "episodes", "engine": None}, "data.dagger: needs source: engine"),
+    ({"engine": {"refill_threshold": 7}}, "data.engine.refill_threshold: is for a stream without rounds"),
+    ({"engine": {"buffer_size": 5}}, r"data.engine.buffer_size: got 5 episodes of a round, of which 2"),
+    ({"folder": "episodes"}, "data.folder: got 'episodes', but source 'engine' does not read it"),
+    ({"dagger": {"beta_decay": 1.5}}, "data.dagger.beta_decay"),
 )
 def test_what_does_not_fit_is_refused_by_its_key(options: dict[str, Any], text: str) -> None:
     raw = tree(**{name: value for name, value in options.items() if value is not None})

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import cases
 
 from ejax.data import OnlineDataEngine, OnlineDataEngineCfg
 from ejax.data.buffer import BufferLayout, TrajectoryBuffer, create
@@ -177,17 +178,15 @@ def test_chunks_drawn_singly_are_like_those_drawn_together(buffer: Any, monkeypa
     np.testing.assert_array_equal(singly["obs/x"][:, 0, 0], singly["episode/index"])
 
 
-@pytest.mark.parametrize(
-    ("request_", "error", "message"),
-    [
-        ((0, 10, "episode"), ValueError, "batch_size must be at least 1, got 0"),
-        ((1, 0, "episode"), ValueError, "chunk_size must be at least 1, got 0"),
-        ((1, 51, "episode"), ValueError, "chunk_size 51 is more than max_episode_steps, 50"),
-        ((1, 10, "row"), ValueError, "no sampling_mode 'row'; there is episode, segment, boundary"),
-        ((1, 1, "boundary"), ValueError, "crosses no boundary"),
-        ((1.0, 10, "episode"), TypeError, "batch_size must be an int, got float"),
-        ((True, 10, "episode"), TypeError, "batch_size must be an int, got bool"),
-    ],
+@cases(
+    "request_ error message",
+    ((0, 10, "episode"), ValueError, "batch_size must be at least 1, got 0"),
+    ((1, 0, "episode"), ValueError, "chunk_size must be at least 1, got 0"),
+    ((1, 51, "episode"), ValueError, "chunk_size 51 is more than max_episode_steps, 50"),
+    ((1, 10, "row"), ValueError, "no sampling_mode 'row'; there is episode, segment, boundary"),
+    ((1, 1, "boundary"), ValueError, "crosses no boundary"),
+    ((1.0, 10, "episode"), TypeError, "batch_size must be an int, got float"),
+    ((True, 10, "episode"), TypeError, "batch_size must be an int, got bool"),
 )
 def test_requests_that_no_buffer_serves_are_refused(
     request_: tuple[Any, ...], error: type[Exception], message: str
@@ -197,23 +196,18 @@ def test_requests_that_no_buffer_serves_are_refused(
         engine.sample_batch(*request_)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"frames": {"t": np.arange(3)}}, r"missing \['obs/x'\], unknown \[\]"),
-        ({"frames": {"obs/x": np.zeros((3, 2)), "t": np.arange(4)}}, "differ in length"),
-        (
-            {"frames": {"obs/x": np.zeros((3, 3)), "t": np.arange(3)}},
-            r"'obs/x' is float64\[3, 3\]; the spec has float32",
-        ),
-        ({"frames": {"obs/x": np.zeros((3, 2)), "t": np.arange(3.0)}}, "'t' is float64"),
-        ({"frames": {"obs/x": np.zeros((0, 2)), "t": np.arange(0)}}, "at least 1 frame"),
-        ({"frames": {"obs/x": np.zeros((51, 2)), "t": np.arange(51)}}, "51 frames; max_episode_steps is 50"),
-        ({"segment_id": np.array([0, -1, 0])}, "segment_id must be whole numbers ≥ 0"),
-        ({"segment_id": np.array([0, 0])}, "differ in length"),
-        ({"fields": {"name": b"much too long"}}, "'name' is |S13"),
-        ({"fields": {}}, r"missing \['name'\]"),
-    ],
+@cases(
+    "changed message",
+    ({"frames": {"t": np.arange(3)}}, r"missing \['obs/x'\], unknown \[\]"),
+    ({"frames": {"obs/x": np.zeros((3, 2)), "t": np.arange(4)}}, "differ in length"),
+    ({"frames": {"obs/x": np.zeros((3, 3)), "t": np.arange(3)}}, r"'obs/x' is float64\[3, 3\]; the spec has float32"),
+    ({"frames": {"obs/x": np.zeros((3, 2)), "t": np.arange(3.0)}}, "'t' is float64"),
+    ({"frames": {"obs/x": np.zeros((0, 2)), "t": np.arange(0)}}, "at least 1 frame"),
+    ({"frames": {"obs/x": np.zeros((51, 2)), "t": np.arange(51)}}, "51 frames; max_episode_steps is 50"),
+    ({"segment_id": np.array([0, -1, 0])}, "segment_id must be whole numbers ≥ 0"),
+    ({"segment_id": np.array([0, 0])}, "differ in length"),
+    ({"fields": {"name": b"much too long"}}, "'name' is |S13"),
+    ({"fields": {}}, r"missing \['name'\]"),
 )
 def test_an_episode_that_is_not_the_specs_is_refused_and_the_row_stays(
     buffer: Any, changed: dict[str, Any], message: str
@@ -228,17 +222,15 @@ def test_an_episode_that_is_not_the_specs_is_refused_and_the_row_stays(
         np.testing.assert_array_equal(array, before[path])
 
 
-@pytest.mark.parametrize(
-    ("frames", "message"),
-    [
-        ({}, "at least one frame field"),
-        ({"valid": ((), "bool")}, "'valid' is given twice, or is a name that the buffer keeps"),
-        ({"a": ((), "f4"), "a/b": ((), "f4")}, "'a/b' lies inside field 'a'"),
-        ({"a//b": ((), "f4")}, "has an empty part"),
-        ({"a": ((-1,), "f4")}, r"shape \(-1,\)"),
-        ({"a": ((), "O")}, "no fixed size"),
-        ({"a": ((), "S")}, "no fixed size"),
-    ],
+@cases(
+    "frames message",
+    ({}, "at least one frame field"),
+    ({"valid": ((), "bool")}, "'valid' is given twice, or is a name that the buffer keeps"),
+    ({"a": ((), "f4"), "a/b": ((), "f4")}, "'a/b' lies inside field 'a'"),
+    ({"a//b": ((), "f4")}, "has an empty part"),
+    ({"a": ((-1,), "f4")}, r"shape \(-1,\)"),
+    ({"a": ((), "O")}, "no fixed size"),
+    ({"a": ((), "S")}, "no fixed size"),
 )
 def test_fields_that_cannot_be_stored_are_refused(frames: dict[str, tuple[tuple[Any, ...], str]], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.data import DataUnavailableError, Episode, EpisodeSpec, OnlineDataset, Origin, SequenceSpecCfg
 from ejax.data.buffer import BufferLayout, TrajectoryBuffer, create
@@ -141,15 +142,13 @@ def test_a_run_begins_and_ends_where_frames_change() -> None:
     assert begin[0, [0, 1, 2, 4, 5]].tolist() == [0, 0, 2, 4, 4] and end[0, [0, 2, 4]].tolist() == [2, 3, 6]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error", "message"),
-    [
-        ({"history_length": 0}, ValueError, "history_length must be at least 1, got 0"),
-        ({"prediction_horizon": 1.5}, TypeError, "prediction_horizon must be an int"),
-        ({"sampling_mode": "boundary"}, ValueError, "no sampling_mode 'boundary' for windows around a frame"),
-        ({"generations": []}, ValueError, "generations is empty"),
-        ({"generations": [0]}, ValueError, "generations must be at least 1"),
-    ],
+@cases(
+    "wrong error message",
+    ({"history_length": 0}, ValueError, "history_length must be at least 1, got 0"),
+    ({"prediction_horizon": 1.5}, TypeError, "prediction_horizon must be an int"),
+    ({"sampling_mode": "boundary"}, ValueError, "no sampling_mode 'boundary' for windows around a frame"),
+    ({"generations": []}, ValueError, "generations is empty"),
+    ({"generations": [0]}, ValueError, "generations must be at least 1"),
 )
 def test_windows_that_there_are_not_are_refused(wrong: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

@@ -23,6 +23,7 @@ import data_tasks
 import numpy as np
 import pytest
 from data_tasks import SimulationError
+from tables import cases
 
 from ejax.data import (
     DataBudgetExhaustedError,
@@ -237,30 +238,28 @@ def test_fields_of_embodichain_mean_here_what_they_mean_there() -> None:
     assert {name: getattr(made, name) for name in kept} == {name: OF_EMBODICHAIN[name] for name in kept}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        ({"initialization_timeout": float("nan")}, "must be finite and above 0 s, got nan"),
-        ({"worker_timeout": float("inf")}, "worker_timeout must be finite"),
-        ({"shutdown_timeout": 0.0}, "shutdown_timeout must be finite and above 0"),
-        ({"max_generation_attempts": 0}, "max_generation_attempts must be at least 1"),
-        ({"refill_threshold": 0}, "refill_threshold must be at least 1, got 0"),
-        ({"buffer_size": 0, "lifecycle_event_capacity": 0}, "buffer_size must be at least 1"),
-        ({"seed": -1}, "seed must be an int of at least 0"),
-        ({"refill_policy": "never"}, "no refill_policy 'never'; there is sample_threshold, manual"),
-        ({"episode_sample_budget": 0}, "episode_sample_budget must be at least 1, got 0"),
-        ({"episode_sample_hard_limit": 2}, "is 2, below episode_sample_budget, 3"),
-        ({"episode_sample_budget": None}, "is 9, without episode_sample_budget; give both"),
-        ({"lifecycle_event_capacity": 15}, "must be 0 or at least 2 · buffer_size, 16: .*; got 15"),
-        ({"lifecycle_event_capacity": -1}, "lifecycle_event_capacity must be at least 1, got -1"),
-        ({"state_dim": 0}, "state_dim must be at least 1, got 0"),
-        ({"gym_config": {"id": "PushCubeRL"}}, "give task, or gym_config in its place; got both"),
-        ({"action_config": {"noise": 0.1}}, "action_config are arguments of what demonstrates in a gym_config"),
-        ({"buffer_device": "cuda:0"}, "buffer_device is 'cuda:0', but the buffer is in memory that processes share"),
-        ({"action_semantics": "policy_request"}, "action_semantics: .* names its fields of actions"),
-        ({"action_contracts": ("eef_pose.relative@1",)}, "action_contracts: .* names its fields of actions"),
-        ({"bufer_size": 3}, "bufer_size: EmbodiChain's OnlineDataEngineCfg has no such field"),
-    ],
+@cases(
+    "wrong reason",
+    ({"initialization_timeout": float("nan")}, "must be finite and above 0 s, got nan"),
+    ({"worker_timeout": float("inf")}, "worker_timeout must be finite"),
+    ({"shutdown_timeout": 0.0}, "shutdown_timeout must be finite and above 0"),
+    ({"max_generation_attempts": 0}, "max_generation_attempts must be at least 1"),
+    ({"refill_threshold": 0}, "refill_threshold must be at least 1, got 0"),
+    ({"buffer_size": 0, "lifecycle_event_capacity": 0}, "buffer_size must be at least 1"),
+    ({"seed": -1}, "seed must be an int of at least 0"),
+    ({"refill_policy": "never"}, "no refill_policy 'never'; there is sample_threshold, manual"),
+    ({"episode_sample_budget": 0}, "episode_sample_budget must be at least 1, got 0"),
+    ({"episode_sample_hard_limit": 2}, "is 2, below episode_sample_budget, 3"),
+    ({"episode_sample_budget": None}, "is 9, without episode_sample_budget; give both"),
+    ({"lifecycle_event_capacity": 15}, "must be 0 or at least 2 · buffer_size, 16: .*; got 15"),
+    ({"lifecycle_event_capacity": -1}, "lifecycle_event_capacity must be at least 1, got -1"),
+    ({"state_dim": 0}, "state_dim must be at least 1, got 0"),
+    ({"gym_config": {"id": "PushCubeRL"}}, "give task, or gym_config in its place; got both"),
+    ({"action_config": {"noise": 0.1}}, "action_config are arguments of what demonstrates in a gym_config"),
+    ({"buffer_device": "cuda:0"}, "buffer_device is 'cuda:0', but the buffer is in memory that processes share"),
+    ({"action_semantics": "policy_request"}, "action_semantics: .* names its fields of actions"),
+    ({"action_contracts": ("eef_pose.relative@1",)}, "action_contracts: .* names its fields of actions"),
+    ({"bufer_size": 3}, "bufer_size: EmbodiChain's OnlineDataEngineCfg has no such field"),
 )
 def test_options_that_cannot_be_honoured_are_refused_with_a_reason(wrong: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -410,40 +409,34 @@ CLOSING = {"task": "data_tasks:Closing", "folder": "FOLDER"}
 SOON = {"initialization_timeout": 2.0, "shutdown_timeout": 0.3}
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"build": "raise"}, SimulationError, "no simulator.*in __init__"),
-        ({"at": {0: "raise"}}, SimulationError, "the arm left the table.*in generate"),
-        ({"build": "emoji"}, SimulationError, "😀{9000}.*in __init__"),
-        ({"at": {0: "emoji"}}, SimulationError, "😀{9000}.*in generate"),
-        ({"build": "exit"}, OnlineDataWorkerError, r"the worker ended \(exit code 17\) before its task was built"),
-        ({"at": {3: "exit"}}, OnlineDataWorkerError, r"\(exit code 17\) before stop\(\)"),
-        ({"at": {0: "crash"}}, OnlineDataWorkerError, r"code -11, SIGSEGV\)\nFatal Python error.*in misbehave"),
-        ({"at": {0: "wrong"}}, ValueError, "fields are not those of the spec: missing"),
-        ({"at": {0: "none"}}, TypeError, "must return Episode, Failure or a list of them, got None"),
-        ({"build": "no spec"}, TypeError, r"spec\(\) must return an EpisodeSpec, got NoneType"),
-        ({"at": dict.fromkeys(range(3), "fail")}, RuntimeError, "no successful .* 3 attempts in a row .*no way to the"),
-        ({"task": "data_tasks:Nothing"}, AttributeError, "has no attribute 'Nothing'"),
-        ({"task": "no_such_module:Toy"}, ModuleNotFoundError, "No module named 'no_such_module'"),
-        ({"task": "data_tasks"}, ValueError, "write 'package.module:Name'"),
-        ({"wide": 2**40}, MemoryError, r"needs \d+ MiB of shared memory.*lower buffer_size or max_episode_steps"),
-        (
-            {**SOON, "build": "hang"},
-            TimeoutError,
-            r"took longer than 2.0 s \(initialization_timeout\) to build its task",
-        ),
-        ({**SOON, "build": "suspended"}, TimeoutError, "longer than 2.0 s .* to build its task"),
-        ({**SOON, "build": "deaf"}, TimeoutError, r"2.0 s .* to build.*not end within 0.3 s \(shutdown_timeout\)"),
-        ({**CLOSING, **SOON, "hang": "opened"}, TimeoutError, "2.0 s .* to build.*within 0.3 s .* was killed"),
-        ({"initialization_timeout": 2.0, "worker_timeout": 0.2, "at": {0: "hang"}}, TimeoutError, "to fill the buffer"),
-        (
-            {**CLOSING, "initialization_timeout": 2.0, "fail": True, "delay": BOUND_S},
-            TimeoutError,
-            "while stopping the worker: could not close",
-        ),
-        ({**CLOSING, "fail": True, "speechless": True}, SimulationError, "knows no spec"),
-    ],
+@cases(
+    "options error text",
+    ({"build": "raise"}, SimulationError, "no simulator.*in __init__"),
+    ({"at": {0: "raise"}}, SimulationError, "the arm left the table.*in generate"),
+    ({"build": "emoji"}, SimulationError, "😀{9000}.*in __init__"),
+    ({"at": {0: "emoji"}}, SimulationError, "😀{9000}.*in generate"),
+    ({"build": "exit"}, OnlineDataWorkerError, r"the worker ended \(exit code 17\) before its task was built"),
+    ({"at": {3: "exit"}}, OnlineDataWorkerError, r"\(exit code 17\) before stop\(\)"),
+    ({"at": {0: "crash"}}, OnlineDataWorkerError, r"code -11, SIGSEGV\)\nFatal Python error.*in misbehave"),
+    ({"at": {0: "wrong"}}, ValueError, "fields are not those of the spec: missing"),
+    ({"at": {0: "none"}}, TypeError, "must return Episode, Failure or a list of them, got None"),
+    ({"build": "no spec"}, TypeError, r"spec\(\) must return an EpisodeSpec, got NoneType"),
+    ({"at": dict.fromkeys(range(3), "fail")}, RuntimeError, "no successful .* 3 attempts in a row .*no way to the"),
+    ({"task": "data_tasks:Nothing"}, AttributeError, "has no attribute 'Nothing'"),
+    ({"task": "no_such_module:Toy"}, ModuleNotFoundError, "No module named 'no_such_module'"),
+    ({"task": "data_tasks"}, ValueError, "write 'package.module:Name'"),
+    ({"wide": 2**40}, MemoryError, r"needs \d+ MiB of shared memory.*lower buffer_size or max_episode_steps"),
+    ({**SOON, "build": "hang"}, TimeoutError, r"took longer than 2.0 s \(initialization_timeout\) to build its task"),
+    ({**SOON, "build": "suspended"}, TimeoutError, "longer than 2.0 s .* to build its task"),
+    ({**SOON, "build": "deaf"}, TimeoutError, r"2.0 s .* to build.*not end within 0.3 s \(shutdown_timeout\)"),
+    ({**CLOSING, **SOON, "hang": "opened"}, TimeoutError, "2.0 s .* to build.*within 0.3 s .* was killed"),
+    ({"initialization_timeout": 2.0, "worker_timeout": 0.2, "at": {0: "hang"}}, TimeoutError, "to fill the buffer"),
+    (
+        {**CLOSING, "initialization_timeout": 2.0, "fail": True, "delay": BOUND_S},
+        TimeoutError,
+        "while stopping the worker: could not close",
+    ),
+    ({**CLOSING, "fail": True, "speechless": True}, SimulationError, "knows no spec"),
     ids=str,
 )
 def test_start_raises_why_it_failed(options: dict[str, Any], error: type[Exception], text: str, tmp_path: Path) -> None:
@@ -477,16 +470,14 @@ print(sorted({"jax", "flax", "data_tasks"} & set(sys.modules)), flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "error", "text"),
-    [
-        ("raise", SimulationError, "the arm left the table"),
-        ("unpicklable", OnlineDataWorkerError, "data_tasks.UnpicklableError: with a lock inside"),
-        ("exit", OnlineDataWorkerError, "the worker ended (exit code 17) before stop()"),
-        ("hang", OnlineDataWorkerError, "hangs: no attempt of its task ended for 0.5 s (worker_timeout)"),
-        ("suspend", OnlineDataWorkerError, "hangs"),
-        ("kill", OnlineDataWorkerError, "(exit code -9, SIGKILL)"),
-    ],
+@cases(
+    "how error text",
+    ("raise", SimulationError, "the arm left the table"),
+    ("unpicklable", OnlineDataWorkerError, "data_tasks.UnpicklableError: with a lock inside"),
+    ("exit", OnlineDataWorkerError, "the worker ended (exit code 17) before stop()"),
+    ("hang", OnlineDataWorkerError, "hangs: no attempt of its task ended for 0.5 s (worker_timeout)"),
+    ("suspend", OnlineDataWorkerError, "hangs"),
+    ("kill", OnlineDataWorkerError, "(exit code -9, SIGKILL)"),
 )
 def test_every_consumer_hears_of_a_failure(how: str, error: type[Any], text: str, tmp_path: Path) -> None:
     engine = OnlineDataEngine(cfg(refill_threshold=4, worker_timeout=0.5, at={9: how} if how not in SIGNALS else {}))
@@ -504,18 +495,16 @@ def test_every_consumer_hears_of_a_failure(how: str, error: type[Any], text: str
         assert line.startswith("OnlineDataWorkerError ") and text in line and modules == "[]"
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({}, None, ""),
-        ({"shutdown_timeout": BOUND_S, "at": {8: "hang"}}, None, ""),  # interrupted
-        ({"fail": True}, SimulationError, "could not close"),
-        ({"at": {8: "exit"}}, OnlineDataWorkerError, r"\(exit code 17\) before stop\(\)"),  # nobody heard of it
-        ({"shutdown_timeout": 0.3, "at": {8: "deaf"}}, OnlineDataWorkerError, r"within 0.3 s .* and was killed"),
-        ({"shutdown_timeout": 0.5, "hang": "closed"}, OnlineDataWorkerError, "within 0.5 s .* and was killed"),
-        ({"shutdown_timeout": 0.5, "hang": "thread"}, OnlineDataWorkerError, "within 0.5 s .* and was killed"),
-        ({"shutdown_timeout": 0.5, "hang": "exit"}, OnlineDataWorkerError, "within 0.5 s .* and was killed"),
-    ],
+@cases(
+    "options error text",
+    ({}, None, ""),
+    ({"shutdown_timeout": BOUND_S, "at": {8: "hang"}}, None, ""),  # interrupted
+    ({"fail": True}, SimulationError, "could not close"),
+    ({"at": {8: "exit"}}, OnlineDataWorkerError, r"\(exit code 17\) before stop\(\)"),  # nobody heard of it
+    ({"shutdown_timeout": 0.3, "at": {8: "deaf"}}, OnlineDataWorkerError, r"within 0.3 s .* and was killed"),
+    ({"shutdown_timeout": 0.5, "hang": "closed"}, OnlineDataWorkerError, "within 0.5 s .* and was killed"),
+    ({"shutdown_timeout": 0.5, "hang": "thread"}, OnlineDataWorkerError, "within 0.5 s .* and was killed"),
+    ({"shutdown_timeout": 0.5, "hang": "exit"}, OnlineDataWorkerError, "within 0.5 s .* and was killed"),
     ids=str,
 )
 def test_stop_closes_the_task_within_its_bound_and_raises_what_was_not_reported(
@@ -643,16 +632,14 @@ def unpicklable(error: Any) -> Any:
     return error
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (ValueError("x" * 10**6), r"^ValueError: x{1000,2000}$"),
-        (ValueError("x" + "😀" * 10**6), "😀"),
-        (ValueError("\udc80" * 40_000), "."),
-        (type("😀" * 9000, (Exception,), {"__module__": "é" * 40_000})("text"), "."),
-        (unpicklable(BrokenTextError()), r"BrokenTextError: <exception str\(\) failed>"),
-        (SystemExit(3), r"^SystemExit: 3"),  # which must not end a consumer
-    ],
+@cases(
+    "error text",
+    (ValueError("x" * 10**6), r"^ValueError: x{1000,2000}$"),
+    (ValueError("x" + "😀" * 10**6), "😀"),
+    (ValueError("\udc80" * 40_000), "."),
+    (type("😀" * 9000, (Exception,), {"__module__": "é" * 40_000})("text"), "."),
+    (unpicklable(BrokenTextError()), r"BrokenTextError: <exception str\(\) failed>"),
+    (SystemExit(3), r"^SystemExit: 3"),  # which must not end a consumer
     ids=["long", "wide", "surrogates", "long names", "no text", "exit"],
 )
 def test_a_failure_of_any_text_keeps_within_its_bytes(error: Any, text: str) -> None:
@@ -698,9 +685,11 @@ def start_owner(runs: Path, end: str, **own: Any) -> tuple[subprocess.Popen[str]
     return owner, copy, worker
 
 
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [("", 0), ("raise SystemExit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -9)],
+@cases(
+    "end code",
+    ("", 0),
+    ("raise SystemExit(3)", 3),
+    ("os.kill(os.getpid(), signal.SIGKILL)", -9),
     ids=["returns", "exits", "is killed"],
 )
 def test_a_worker_does_not_outlive_its_owner_and_consumers_hear_of_it(end: str, code: int, runs: Path) -> None:

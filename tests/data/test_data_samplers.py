@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.data import ChunkSizeSampler, GMMChunkSampler, UniformChunkSampler
 
@@ -49,26 +50,24 @@ def test_sizes_are_clamped() -> None:
 ONE = {"means": [1.0], "stds": [1.0]}
 
 
-@pytest.mark.parametrize(
-    ("make", "arguments", "error", "message"),
-    [
-        (UniformChunkSampler, {"low": 0, "high": 4}, ValueError, "low must be at least 1, got 0"),
-        (UniformChunkSampler, {"low": 5, "high": 4}, ValueError, "at least low, got low=5, high=4"),
-        (UniformChunkSampler, {"low": 1.5, "high": 4}, TypeError, "low must be an int, got float"),
-        (UniformChunkSampler, {"low": True, "high": 4}, TypeError, "low must be an int, got bool"),
-        (UniformChunkSampler, {"low": 1, "high": 2, "seed": -1}, ValueError, "seed must be an int of at least 0"),
-        (GMMChunkSampler, {"means": [], "stds": []}, ValueError, "at least one; got means"),
-        (GMMChunkSampler, {"means": [1.0], "stds": [1.0, 2.0]}, ValueError, r"as many of each.* stds \[1.0, 2.0\]"),
-        (GMMChunkSampler, {**ONE, "weights": [1.0, 2.0]}, ValueError, "as many of each"),
-        (GMMChunkSampler, {**ONE, "stds": [0.0]}, ValueError, "every std must be above 0"),
-        (GMMChunkSampler, {"means": [1, 2], "stds": [1, 1], "weights": [2, -1]}, ValueError, "weights at least 0"),
-        (GMMChunkSampler, {**ONE, "weights": [0.0]}, ValueError, "not all 0"),
-        (GMMChunkSampler, {**ONE, "means": [float("nan")]}, ValueError, r"must be finite.*means \[nan\]"),
-        (GMMChunkSampler, {**ONE, "stds": [float("inf")]}, ValueError, r"must be finite.*stds \[inf\]"),
-        (GMMChunkSampler, {**ONE, "low": 0}, ValueError, "low must be at least 1, got 0"),
-        (GMMChunkSampler, {**ONE, "high": 0}, ValueError, "high must be at least 1, got 0"),
-        (GMMChunkSampler, {**ONE, "low": 5, "high": 4}, ValueError, "high must be at least low"),
-    ],
+@cases(
+    "make arguments error message",
+    (UniformChunkSampler, {"low": 0, "high": 4}, ValueError, "low must be at least 1, got 0"),
+    (UniformChunkSampler, {"low": 5, "high": 4}, ValueError, "at least low, got low=5, high=4"),
+    (UniformChunkSampler, {"low": 1.5, "high": 4}, TypeError, "low must be an int, got float"),
+    (UniformChunkSampler, {"low": True, "high": 4}, TypeError, "low must be an int, got bool"),
+    (UniformChunkSampler, {"low": 1, "high": 2, "seed": -1}, ValueError, "seed must be an int of at least 0"),
+    (GMMChunkSampler, {"means": [], "stds": []}, ValueError, "at least one; got means"),
+    (GMMChunkSampler, {"means": [1.0], "stds": [1.0, 2.0]}, ValueError, r"as many of each.* stds \[1.0, 2.0\]"),
+    (GMMChunkSampler, {**ONE, "weights": [1.0, 2.0]}, ValueError, "as many of each"),
+    (GMMChunkSampler, {**ONE, "stds": [0.0]}, ValueError, "every std must be above 0"),
+    (GMMChunkSampler, {"means": [1, 2], "stds": [1, 1], "weights": [2, -1]}, ValueError, "weights at least 0"),
+    (GMMChunkSampler, {**ONE, "weights": [0.0]}, ValueError, "not all 0"),
+    (GMMChunkSampler, {**ONE, "means": [float("nan")]}, ValueError, r"must be finite.*means \[nan\]"),
+    (GMMChunkSampler, {**ONE, "stds": [float("inf")]}, ValueError, r"must be finite.*stds \[inf\]"),
+    (GMMChunkSampler, {**ONE, "low": 0}, ValueError, "low must be at least 1, got 0"),
+    (GMMChunkSampler, {**ONE, "high": 0}, ValueError, "high must be at least 1, got 0"),
+    (GMMChunkSampler, {**ONE, "low": 5, "high": 4}, ValueError, "high must be at least low"),
 )
 def test_wrong_samplers_are_refused(make: Any, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

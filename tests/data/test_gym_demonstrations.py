@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.config.embodichain.demonstrations import make_task
 from ejax.data import Episode, Failure, OnlineDataEngine, OnlineDataEngineCfg
@@ -82,19 +83,17 @@ def test_recorded_actions_replay_the_episode(task: ScriptedTask, attempts: Attem
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@cases(
     "actions",
-    [
-        {"q": {"func": "QposTerm", "params": {}}},
-        {"q": {"func": "QposDenormalizedTerm", "params": {}}},
-        {
-            "arm": {"func": "RelativeJointPositionAction", "params": {"part_name": "arm", "scale": 0.2}},
-            "hand": {
-                "func": "ParallelGripperAction",
-                "params": {"part_name": "hand", "lower_command": {FINGER: 0.0}, "upper_command": {FINGER: 0.04}},
-            },
+    {"q": {"func": "QposTerm", "params": {}}},
+    {"q": {"func": "QposDenormalizedTerm", "params": {}}},
+    {
+        "arm": {"func": "RelativeJointPositionAction", "params": {"part_name": "arm", "scale": 0.2}},
+        "hand": {
+            "func": "ParallelGripperAction",
+            "params": {"part_name": "hand", "lower_command": {FINGER: 0.0}, "upper_command": {FINGER: 0.04}},
         },
-    ],
+    },
     ids=["absolute", "of the limits", "arm and gripper"],
 )
 def test_any_terms_of_joint_positions_move_the_arm_alike(gym_config: dict[str, Any], actions: dict[str, Any]) -> None:
@@ -106,19 +105,17 @@ def test_any_terms_of_joint_positions_move_the_arm_alike(gym_config: dict[str, A
     assert arm.command(state, np.zeros((1, 6), np.float32)).shape == (1, env.action_space.shape[0])
 
 
-@pytest.mark.parametrize(
-    ("change", "action_config", "message"),
-    [
-        ({"id": "CartPoleRL"}, {}, "gym_config.id: ejax has no expert for 'CartPoleRL' in this form; .* PushCubeRL"),
-        ({}, {"nois": 0.1}, "action_config.nois: unknown key; allowed: .*Did you mean 'noise'"),
-        ({}, {"noise": "much"}, "action_config.noise: got 'much'"),
-        ({}, {"scope": {}, "node": {}}, "scope: an action bank.*\n.*node: an action bank"),
-        ({"articulation": [{"uid": "door"}]}, {}, "articulation: ejax has no articulations"),
-        ({}, {"create_demo_action_list": 3}, "create_demo_action_list: got 3; name a function"),
-        ({}, {"create_demo_action_list": "planners:nods", "step": 2}, "action_config.step: unknown key; .*'steps'"),
-        ({}, {"create_demo_action_list": "planners:gone"}, "planners:gone.*code that a file alone may not start"),
-        ({}, {"create_demo_action_list": "a:b", "create_demo_segments": "a:c"}, "create_demo_segments: .* keep one"),
-    ],
+@cases(
+    "change action_config message",
+    ({"id": "CartPoleRL"}, {}, "gym_config.id: ejax has no expert for 'CartPoleRL' in this form; .* PushCubeRL"),
+    ({}, {"nois": 0.1}, "action_config.nois: unknown key; allowed: .*Did you mean 'noise'"),
+    ({}, {"noise": "much"}, "action_config.noise: got 'much'"),
+    ({}, {"scope": {}, "node": {}}, "scope: an action bank.*\n.*node: an action bank"),
+    ({"articulation": [{"uid": "door"}]}, {}, "articulation: ejax has no articulations"),
+    ({}, {"create_demo_action_list": 3}, "create_demo_action_list: got 3; name a function"),
+    ({}, {"create_demo_action_list": "planners:nods", "step": 2}, "action_config.step: unknown key; .*'steps'"),
+    ({}, {"create_demo_action_list": "planners:gone"}, "planners:gone.*code that a file alone may not start"),
+    ({}, {"create_demo_action_list": "a:b", "create_demo_segments": "a:c"}, "create_demo_segments: .* keep one"),
 )
 @pytest.mark.usefixtures("nothing_trusted")
 def test_what_cannot_be_honoured_is_refused_key_by_key(
@@ -201,15 +198,13 @@ def test_options_of_the_engine_follow_the_gym_config() -> None:
     assert cfg.replace(gym_config={}, task="data_tasks:Toy").demonstrator == ("data_tasks:Toy", {})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "give task, or gym_config in its place; got neither"),
-        ({"gym_config": FIRST_FORM}, "num_envs 64, episodes that are made side by side, and buffer_size is 16"),
-        ({"gym_config": {"id": "x"}, "task_cfg": {"noise": 0.0}}, "in a gym_config takes action_config"),
-        ({"gym_config": "push.json"}, "mappings, as json.load gives them, not paths"),
-        ({"gym_config": {"id": "x"}, "action_dim": 2.5}, "action_dim must be an int"),
-    ],
+@cases(
+    "options message",
+    ({}, "give task, or gym_config in its place; got neither"),
+    ({"gym_config": FIRST_FORM}, "num_envs 64, episodes that are made side by side, and buffer_size is 16"),
+    ({"gym_config": {"id": "x"}, "task_cfg": {"noise": 0.0}}, "in a gym_config takes action_config"),
+    ({"gym_config": "push.json"}, "mappings, as json.load gives them, not paths"),
+    ({"gym_config": {"id": "x"}, "action_dim": 2.5}, "action_dim must be an int"),
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):

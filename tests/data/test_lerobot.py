@@ -34,6 +34,7 @@ from kept_episodes import (
     length,
     pictures,
 )
+from tables import cases
 
 import ejax.data.lerobot.format as fmt
 import ejax.data.lerobot.write
@@ -217,16 +218,14 @@ def spoiled(**changes: Callable[..., Any]) -> Episode:
     return Episode(frames, segment_id=made.segment_id, fields=made.fields)
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (lambda: spoiled(actions=lambda a: np.where(np.arange(4) == 2, np.nan, a)), r"'actions' is nan at \[0, 2\]"),
-        (lambda: spoiled(actions=lambda a: a[:, :3]), r"frame field 'actions' is float32\[6, 3\]"),
-        (lambda: spoiled(rewards=lambda a: a[:-1]), "differ in length"),
-        (lambda: Episode(episode(0).frames, fields=episode(0).fields, success=False), "no success, is not kept"),
-        (lambda: Episode(episode(0).frames, fields=episode(0).fields, complete=False), "not complete"),
-        (lambda: Episode(episode(0).frames), "missing .*'goal'"),
-    ],
+@cases(
+    "bad message",
+    (lambda: spoiled(actions=lambda a: np.where(np.arange(4) == 2, np.nan, a)), r"'actions' is nan at \[0, 2\]"),
+    (lambda: spoiled(actions=lambda a: a[:, :3]), r"frame field 'actions' is float32\[6, 3\]"),
+    (lambda: spoiled(rewards=lambda a: a[:-1]), "differ in length"),
+    (lambda: Episode(episode(0).frames, fields=episode(0).fields, success=False), "no success, is not kept"),
+    (lambda: Episode(episode(0).frames, fields=episode(0).fields, complete=False), "not complete"),
+    (lambda: Episode(episode(0).frames), "missing .*'goal'"),
 )
 def test_a_wrong_episode_is_refused_and_the_next_one_kept(
     tmp_path: Path, bad: Callable[..., Any], message: str
@@ -238,20 +237,18 @@ def test_a_wrong_episode_is_refused_and_the_next_one_kept(
     assert check_numbers(tmp_path) == 1
 
 
-@pytest.mark.parametrize(
-    ("spec", "options", "message"),
-    [
-        (SPEC, {"names": {"action": "a"}}, r"names has \['action'\], which are not frame fields"),
-        (SPEC, {"names": {"actions": "index"}}, "cannot be feature 'index'"),
-        (SPEC, {"names": {"actions": "rewards"}}, "cannot be feature 'rewards'"),
-        (SPEC, {"names": {"actions": "a/b"}}, "has a slash"),
-        (SPEC, {"fps": 0}, "fps must be a whole number"),
-        (SPEC, {"fps": 29.97}, "fps must be a whole number"),
-        (SPEC, {"file_size_mb": 0}, "file_size_mb must be finite and above 0"),
-        (SPEC, {"images": "gif"}, "images is 'gif'; give one of video, png"),
-        (EpisodeSpec({"c": ((15, 24, 3), "uint8")}), {}, "15 x 24; a video needs even sides"),
-        (EpisodeSpec({"c": ((2,), "complex64")}), {}, "cannot be kept"),
-    ],
+@cases(
+    "spec options message",
+    (SPEC, {"names": {"action": "a"}}, r"names has \['action'\], which are not frame fields"),
+    (SPEC, {"names": {"actions": "index"}}, "cannot be feature 'index'"),
+    (SPEC, {"names": {"actions": "rewards"}}, "cannot be feature 'rewards'"),
+    (SPEC, {"names": {"actions": "a/b"}}, "has a slash"),
+    (SPEC, {"fps": 0}, "fps must be a whole number"),
+    (SPEC, {"fps": 29.97}, "fps must be a whole number"),
+    (SPEC, {"file_size_mb": 0}, "file_size_mb must be finite and above 0"),
+    (SPEC, {"images": "gif"}, "images is 'gif'; give one of video, png"),
+    (EpisodeSpec({"c": ((15, 24, 3), "uint8")}), {}, "15 x 24; a video needs even sides"),
+    (EpisodeSpec({"c": ((2,), "complex64")}), {}, "cannot be kept"),
 )
 def test_what_the_format_cannot_hold_is_refused(
     tmp_path: Path, spec: EpisodeSpec, options: dict[str, Any], message: str
@@ -503,9 +500,8 @@ def test_a_pickled_source_draws_the_same(kept: Path) -> None:
     assert_same_tree(source.sample_batch(4, 3), twin.sample_batch(4, 3))
 
 
-@pytest.mark.parametrize(
-    ("episodes", "error", "message"),
-    [([], ValueError, "no episode"), ([8], IndexError, "0 to 7"), ([1, 1], ValueError, "twice")],
+@cases(
+    "episodes error message", ([], ValueError, "no episode"), ([8], IndexError, "0 to 7"), ([1, 1], ValueError, "twice")
 )
 def test_a_wrong_choice_of_episodes_is_refused(
     kept: Path, episodes: list[int], error: type[Exception], message: str
@@ -675,24 +671,22 @@ def test_names_that_stay_equal_are_refused(tmp_path: Path) -> None:
         EpisodeReader(with_features(tmp_path / "set", {"reward.x": 0.0, "reward/x": 1.0}))
 
 
-@pytest.mark.parametrize(
-    ("flags", "terminated"),
-    [
-        ({}, True),
-        ({"next.done": True}, True),
-        ({"next.done": False}, False),
-        ({"next.done": False, "next.truncated": True}, False),
-        ({"next.done": True, "next.truncated": True}, False),
-        ({"next.done": True, "next.truncated": True, "next.success": True}, True),
-        ({"next.done": True, "next.truncated": False}, True),
-        ({"next.truncated": True}, False),
-        ({"next.truncated": False}, True),
-        ({"next.terminated": False, "next.done": True}, False),
-        ({"next.terminated": True, "next.truncated": True}, True),
-        ({"is_terminal": False}, False),
-        ({"next.success": True}, True),
-        ({"next.success": False}, False),
-    ],
+@cases(
+    "flags terminated",
+    ({}, True),
+    ({"next.done": True}, True),
+    ({"next.done": False}, False),
+    ({"next.done": False, "next.truncated": True}, False),
+    ({"next.done": True, "next.truncated": True}, False),
+    ({"next.done": True, "next.truncated": True, "next.success": True}, True),
+    ({"next.done": True, "next.truncated": False}, True),
+    ({"next.truncated": True}, False),
+    ({"next.truncated": False}, True),
+    ({"next.terminated": False, "next.done": True}, False),
+    ({"next.terminated": True, "next.truncated": True}, True),
+    ({"is_terminal": False}, False),
+    ({"next.success": True}, True),
+    ({"next.success": False}, False),
 )
 def test_an_episode_ends_as_the_flags_of_its_last_frame_say(
     tmp_path: Path, flags: dict[str, bool], terminated: bool
@@ -705,9 +699,7 @@ def test_an_episode_ends_as_the_flags_of_its_last_frame_say(
     assert window["truncated"].tolist() == [False, not terminated]
 
 
-@pytest.mark.parametrize(
-    ("splits", "training"), [({"train": "0:2", "val": "2:3"}, [0, 1]), ({"test": "0:3"}, [0, 1, 2]), (None, [0, 1, 2])]
-)
+@cases("splits training", ({"train": "0:2", "val": "2:3"}, [0, 1]), ({"test": "0:3"}, [0, 1, 2]), (None, [0, 1, 2]))
 def test_the_training_split_of_a_set_is_drawn_from(tmp_path: Path, splits: Any, training: list[int]) -> None:
     folder = with_features(tmp_path / "set", {})
     info = json.loads((folder / "meta/info.json").read_text()) | {"splits": splits}

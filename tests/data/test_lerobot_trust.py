@@ -32,6 +32,7 @@ from kept_episodes import (
     pictures,
 )
 from PIL import Image
+from tables import cases
 
 from ejax.data import Episode, EpisodeSpec
 from ejax.data.lerobot.files import inside
@@ -239,26 +240,24 @@ def test_an_append_to_a_recording_of_an_earlier_release_removes_its_list_of_dige
 
 
 @pytest.mark.parametrize("key", ["data_path", "video_path"])
-@pytest.mark.parametrize(
-    ("template", "why"),
-    [
-        ("../elsewhere/file-{file_index:03d}", r"leads out of the folder by '\.\.'"),
-        ("data/../../file-{file_index:03d}", r"leads out of the folder by '\.\.'"),
-        ("/etc/passwd", "is an absolute path"),
-        ("https://example.org/{file_index}.mp4", "is a URL"),
-        ("concat:data/a.mp4|data/b.mp4", "is a URL"),
-        ("data/{chunk_index.__class__}", "has the field '{chunk_index.__class__}'"),
-        ("data/{chunk_index!r}", "has the field '{chunk_index!r}'"),
-        ("data/{chunk_index:0999999999d}", "has the field"),
-        ("data/{episode_index:06d}", "has the field '{episode_index:06d}'"),
-        ("data/{0}", "has the field"),
-        ("data/{", "has the field '{'"),
-        ("data/\n{file_index}", "cannot be printed"),
-        ("x" * 5000, "has 5000 characters"),
-        ("", "is not a path|lacks"),
-        (7, "is not a path"),
-        (["data"], "is not a path"),
-    ],
+@cases(
+    "template why",
+    ("../elsewhere/file-{file_index:03d}", r"leads out of the folder by '\.\.'"),
+    ("data/../../file-{file_index:03d}", r"leads out of the folder by '\.\.'"),
+    ("/etc/passwd", "is an absolute path"),
+    ("https://example.org/{file_index}.mp4", "is a URL"),
+    ("concat:data/a.mp4|data/b.mp4", "is a URL"),
+    ("data/{chunk_index.__class__}", "has the field '{chunk_index.__class__}'"),
+    ("data/{chunk_index!r}", "has the field '{chunk_index!r}'"),
+    ("data/{chunk_index:0999999999d}", "has the field"),
+    ("data/{episode_index:06d}", "has the field '{episode_index:06d}'"),
+    ("data/{0}", "has the field"),
+    ("data/{", "has the field '{'"),
+    ("data/\n{file_index}", "cannot be printed"),
+    ("x" * 5000, "has 5000 characters"),
+    ("", "is not a path|lacks"),
+    (7, "is not a path"),
+    (["data"], "is not a path"),
 )
 def test_a_path_of_the_metadata_that_is_none_below_the_folder_is_refused_by_name(
     tmp_path: Path, key: str, template: int | list[str] | str, why: str
@@ -282,16 +281,14 @@ def test_the_number_of_a_file_may_not_lead_out_of_the_folder(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", [INFO, ROWS, DATA, "videos/observation.images.front/chunk-000/file-000.mp4"])
-@pytest.mark.parametrize(
-    ("put", "kind"),
-    [
-        (os.mkfifo, "is a named pipe, no"),
-        (bind_socket, "is a socket, no"),
-        (Path.mkdir, "Is a directory"),
-        (lambda path: path.symlink_to("/dev/zero"), "leads out of"),
-        (lambda path: path.symlink_to(GOLDEN / INFO), "leads out of"),
-        (lambda path: path.symlink_to(path.name), "has no file"),
-    ],
+@cases(
+    "put kind",
+    (os.mkfifo, "is a named pipe, no"),
+    (bind_socket, "is a socket, no"),
+    (Path.mkdir, "Is a directory"),
+    (lambda path: path.symlink_to("/dev/zero"), "leads out of"),
+    (lambda path: path.symlink_to(GOLDEN / INFO), "leads out of"),
+    (lambda path: path.symlink_to(path.name), "has no file"),
     ids=["pipe", "socket", "folder", "device", "link", "circle"],
 )
 def test_what_is_no_plain_file_is_refused_and_never_waited_for(
@@ -355,37 +352,35 @@ def test_images_of_other_formats_are_not_tried() -> None:
 INT8 = {"dtype": "int8"}
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value", "message"),
-    [
-        (INFO, "", [], "is LeRobot"),
-        (INFO, "codebase_version", ["v3.0"], "is LeRobot"),
-        (INFO, "codebase_version", "v2.1", r"is LeRobot v2\.1; v3\.0 can be read\. .*convert_dataset_v21_to_v30"),
-        (INFO, "codebase_version", "v4.0", r"is LeRobot v4\.0; v3\.0 can be read"),
-        (INFO, "fps", None, "has 'fps' None: Input should be a valid number"),
-        (INFO, "fps", "20", "has 'fps' '20': Input should be a valid number"),
-        (INFO, "fps", -1, "'fps' -1: Input should be greater than 0"),
-        (INFO, "fps", True, "'fps' True"),
-        (INFO, "total_episodes", -1, "'total_episodes' -1: "),
-        (INFO, "total_episodes", 1.5, "'total_episodes' 1.5: "),
-        (INFO, "total_episodes", 10**40, "total_episodes"),
-        (INFO, "total_episodes", 9, "has 3 episodes in meta/episodes, its info.json has 9"),
-        (INFO, "features", [], r"has 'features' \[\]"),
-        (INFO, "features", {}, "in info.json it is None"),
-        (INFO, "features.actions", 3, "has 'features.actions' 3"),
-        (INFO, "features.x", {"dtype": 3}, "has 'features.x.dtype' 3"),
-        (INFO, "features.x", {**INT8, "shape": [-1]}, r"features\.x'.*shape \[-1\] must be"),
-        (INFO, "features.x", {**INT8, "shape": None}, r"features\.x'.*shape None must be"),
-        (INFO, "features...", {"dtype": "video", "shape": [2]}, r"a video '\.\.'"),
-        (OURS, "version", 2, "has 'version' 2: Input should be 1"),
-        (OURS, "", [], r"has 'content' \[\]"),
-        (OURS, "frames", None, "has 'frames' None"),
-        (OURS, "episode", {"mark": 3}, "has 'episode.mark' 3"),
-        (OURS, "episode", {"mark": {"shape": [], "dtype": "O"}}, "fields that no episode can have"),
-        (OURS, "episode", {"mark": {"shape": [], "dtype": "f4,(9,9)f4"}}, "should match pattern"),
-        (OURS, "frames.actions.feature", "y", "as .y., .*in info.json it is None"),
-        (OURS, "frames.actions", {"shape": [], "dtype": "float32", "feature": "rewards"}, "is another field's, too"),
-    ],
+@cases(
+    "name key value message",
+    (INFO, "", [], "is LeRobot"),
+    (INFO, "codebase_version", ["v3.0"], "is LeRobot"),
+    (INFO, "codebase_version", "v2.1", r"is LeRobot v2\.1; v3\.0 can be read\. .*convert_dataset_v21_to_v30"),
+    (INFO, "codebase_version", "v4.0", r"is LeRobot v4\.0; v3\.0 can be read"),
+    (INFO, "fps", None, "has 'fps' None: Input should be a valid number"),
+    (INFO, "fps", "20", "has 'fps' '20': Input should be a valid number"),
+    (INFO, "fps", -1, "'fps' -1: Input should be greater than 0"),
+    (INFO, "fps", True, "'fps' True"),
+    (INFO, "total_episodes", -1, "'total_episodes' -1: "),
+    (INFO, "total_episodes", 1.5, "'total_episodes' 1.5: "),
+    (INFO, "total_episodes", 10**40, "total_episodes"),
+    (INFO, "total_episodes", 9, "has 3 episodes in meta/episodes, its info.json has 9"),
+    (INFO, "features", [], r"has 'features' \[\]"),
+    (INFO, "features", {}, "in info.json it is None"),
+    (INFO, "features.actions", 3, "has 'features.actions' 3"),
+    (INFO, "features.x", {"dtype": 3}, "has 'features.x.dtype' 3"),
+    (INFO, "features.x", {**INT8, "shape": [-1]}, r"features\.x'.*shape \[-1\] must be"),
+    (INFO, "features.x", {**INT8, "shape": None}, r"features\.x'.*shape None must be"),
+    (INFO, "features...", {"dtype": "video", "shape": [2]}, r"a video '\.\.'"),
+    (OURS, "version", 2, "has 'version' 2: Input should be 1"),
+    (OURS, "", [], r"has 'content' \[\]"),
+    (OURS, "frames", None, "has 'frames' None"),
+    (OURS, "episode", {"mark": 3}, "has 'episode.mark' 3"),
+    (OURS, "episode", {"mark": {"shape": [], "dtype": "O"}}, "fields that no episode can have"),
+    (OURS, "episode", {"mark": {"shape": [], "dtype": "f4,(9,9)f4"}}, "should match pattern"),
+    (OURS, "frames.actions.feature", "y", "as .y., .*in info.json it is None"),
+    (OURS, "frames.actions", {"shape": [], "dtype": "float32", "feature": "rewards"}, "is another field's, too"),
 )
 def test_metadata_of_another_kind_are_refused_with_what_is_wrong(
     kept: Path, name: str, key: str, value: Any, message: str

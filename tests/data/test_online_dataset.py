@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.data import ChunkSizeSampler, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataset, UniformChunkSampler
 from ejax.data.prefetch import prefetch_to_device
@@ -83,16 +84,14 @@ def test_the_same_seed_draws_the_same_chunks_and_iterators_and_shards_differ(rea
     assert len(set(map(tuple, others))) == 5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
-        ({"chunk_size": 2.5}, TypeError, "chunk_size must be an int or a ChunkSizeSampler, got float"),
-        ({"chunk_size": True}, TypeError, "got bool"),
-        ({"chunk_size": 2, "batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
-        ({"chunk_size": 2, "chunk_size_every": 0}, ValueError, "chunk_size_every must be at least 1, got 0"),
-        ({"chunk_size": 2, "sampling_mode": "row"}, ValueError, "no sampling_mode 'row'"),
-    ],
+@cases(
+    "arguments error message",
+    ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
+    ({"chunk_size": 2.5}, TypeError, "chunk_size must be an int or a ChunkSizeSampler, got float"),
+    ({"chunk_size": True}, TypeError, "got bool"),
+    ({"chunk_size": 2, "batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+    ({"chunk_size": 2, "chunk_size_every": 0}, ValueError, "chunk_size_every must be at least 1, got 0"),
+    ({"chunk_size": 2, "sampling_mode": "row"}, ValueError, "no sampling_mode 'row'"),
 )
 def test_wrong_datasets_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pretrain_tasks
 import pytest
+from tables import cases
 
 from ejax.algorithms.bc import BCConfig, bc_loss, bc_update, chunk_targets
 from ejax.algorithms.ppo import PPOConfig, ppo_loss
@@ -352,12 +353,10 @@ def test_a_live_engine_is_learned_from_and_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task_cfg", "error", "text"),
-    [
-        ({"broken_at": 20}, ArithmeticError, "the point left the plane"),
-        ({"speed": 3}, TypeError, "unexpected keyword argument 'speed'"),
-    ],
+@cases(
+    "task_cfg error text",
+    ({"broken_at": 20}, ArithmeticError, "the point left the plane"),
+    ({"speed": 3}, TypeError, "unexpected keyword argument 'speed'"),
 )
 def test_a_broken_task_ends_the_run_with_its_own_error(
     tmp_path: Path, task_cfg: dict[str, int], error: type[Exception], text: str
@@ -387,13 +386,11 @@ def test_a_worker_that_is_ended_with_the_run_is_no_error_and_one_that_ends_by_it
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("data", "key", "text"),
-    [
-        (engine(task_cfg={"misshapen": True}), "data.obs_field", "'obs' is [13], the environment's observation [14]"),
-        ({"obs_field": "observation"}, "data.obs_field", "no field 'observation'; there is obs, actions"),
-        ({"action_field": "obs"}, "data.action_field", "the demonstrated actions are [14], but"),
-    ],
+@cases(
+    "data key text",
+    (engine(task_cfg={"misshapen": True}), "data.obs_field", "'obs' is [13], the environment's observation [14]"),
+    ({"obs_field": "observation"}, "data.obs_field", "no field 'observation'; there is obs, actions"),
+    ({"action_field": "obs"}, "data.action_field", "the demonstrated actions are [14], but"),
 )
 def test_fields_that_do_not_fit_the_environment_are_named(
     data: dict[str, Any], key: str, text: str, tmp_path: Path
@@ -520,61 +517,51 @@ def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
         policy.clone(channels=(8, 8)).init(jax.random.key(0), obs)
 
 
-@pytest.mark.parametrize(
-    ("change", "key", "text"),
-    [
-        ({"data": {"source": "engin"}}, "data.source", "Did you mean 'engine'?"),
-        ({"data": {**ENGINE, "chunk_sise": 3}}, "data.chunk_sise", "Did you mean 'chunk_size'?"),
-        ({"data": {"source": "engine"}}, "data.engine", "is missing: source 'engine' needs it"),
-        ({"data": {"source": "engine", "engine": {}}}, "data.engine", "got neither"),
-        ({"data": {"source": "engine", "engine": 3}}, "data.engine", "must be a section with the keys task"),
-        ({"data": {"source": "recorded"}}, "data.folder", "is missing: source 'recorded' needs it"),
-        ({"data": {"source": "recorded", "folder": "x", "buffer_size": 3}}, "data.buffer_size", "does not read it"),
-        ({"data": {**ENGINE, "folder": "kept"}}, "data.folder", "source 'engine' does not read it"),
-        ({"data": engine(task="Reech")}, "data.engine.task", "no task 'Reech'"),
-        ({"data": engine(bufer_size=3)}, "data.engine.bufer_size", "Did you mean 'buffer_size'?"),
-        ({"data": engine(buffer_size=0)}, "data.engine.buffer_size", "greater than or equal to 1"),
-        ({"data": engine(seed=-1)}, "data.engine.seed", "greater than or equal to 0"),
-        ({"data": engine(worker_timeout=0)}, "data.engine.worker_timeout", "greater than 0"),
-        ({"data": None}, "data", "bc needs {source: engine"),
-        ({"algorithm": {"name": "ppo"}}, "data", "ppo learns from its environments"),
-        ({"algorithm": {"name": "bc", "cfg": {"los": "nll"}}}, "algorithm.cfg.los", "Did you mean 'loss'?"),
-        (
-            {"env": {"id": "PointMassRL", "cfg": {"action_chunk": 5}}},
-            "data.chunk_size",
-            "decides on 5 actions together",
-        ),
-        ({"data": {**ENGINE, "history_length": 2}}, "data.history_length", "the policy remembers nothing; give 1, or"),
-        (
-            {"data": {**ENGINE, "history_length": 1, "sampling_mode": "boundary"}},
-            "data.sampling_mode",
-            "have the modes episode and segment",
-        ),
-        (
-            {"data": engine(refill_policy="manual", refill_threshold=3)},
-            "data.engine.refill_threshold",
-            "refill_policy 'manual' does not read it",
-        ),
-        (
-            {"data": engine(episode_sample_budget=3)},
-            "data.engine.episode_sample_budget",
-            "allows 48 windows before new episodes come, and one update takes 64",
-        ),
-        ({"data": engine(episode_sample_hard_limit=3)}, "data.engine", "without episode_sample_budget"),
-        ({"data": engine(action_contracts=[])}, "data.engine.action_contracts", "the task's spec() names its fields"),
-        ({"data": engine(gym_config={"id": "PushCubeRL"})}, "data.engine", "got both"),
-        (
-            {"data": {"source": "engine", "gym_config": "no.json"}},
-            "data.gym_config",
-            "there is no 'no.json'; looked for",
-        ),
-        (
-            {"data": {"source": "engine", "gym_config": {"id": "CartPoleRL", "env": {}}}},
-            "data.gym_config.id",
-            "ejax has no expert for 'CartPoleRL'",
-        ),
-        ({"data": engine(lifecycle_event_capacity=64)}, "data.engine.lifecycle_event_capacity", "takes no events out"),
-    ],
+@cases(
+    "change key text",
+    ({"data": {"source": "engin"}}, "data.source", "Did you mean 'engine'?"),
+    ({"data": {**ENGINE, "chunk_sise": 3}}, "data.chunk_sise", "Did you mean 'chunk_size'?"),
+    ({"data": {"source": "engine"}}, "data.engine", "is missing: source 'engine' needs it"),
+    ({"data": {"source": "engine", "engine": {}}}, "data.engine", "got neither"),
+    ({"data": {"source": "engine", "engine": 3}}, "data.engine", "must be a section with the keys task"),
+    ({"data": {"source": "recorded"}}, "data.folder", "is missing: source 'recorded' needs it"),
+    ({"data": {"source": "recorded", "folder": "x", "buffer_size": 3}}, "data.buffer_size", "does not read it"),
+    ({"data": {**ENGINE, "folder": "kept"}}, "data.folder", "source 'engine' does not read it"),
+    ({"data": engine(task="Reech")}, "data.engine.task", "no task 'Reech'"),
+    ({"data": engine(bufer_size=3)}, "data.engine.bufer_size", "Did you mean 'buffer_size'?"),
+    ({"data": engine(buffer_size=0)}, "data.engine.buffer_size", "greater than or equal to 1"),
+    ({"data": engine(seed=-1)}, "data.engine.seed", "greater than or equal to 0"),
+    ({"data": engine(worker_timeout=0)}, "data.engine.worker_timeout", "greater than 0"),
+    ({"data": None}, "data", "bc needs {source: engine"),
+    ({"algorithm": {"name": "ppo"}}, "data", "ppo learns from its environments"),
+    ({"algorithm": {"name": "bc", "cfg": {"los": "nll"}}}, "algorithm.cfg.los", "Did you mean 'loss'?"),
+    ({"env": {"id": "PointMassRL", "cfg": {"action_chunk": 5}}}, "data.chunk_size", "decides on 5 actions together"),
+    ({"data": {**ENGINE, "history_length": 2}}, "data.history_length", "the policy remembers nothing; give 1, or"),
+    (
+        {"data": {**ENGINE, "history_length": 1, "sampling_mode": "boundary"}},
+        "data.sampling_mode",
+        "have the modes episode and segment",
+    ),
+    (
+        {"data": engine(refill_policy="manual", refill_threshold=3)},
+        "data.engine.refill_threshold",
+        "refill_policy 'manual' does not read it",
+    ),
+    (
+        {"data": engine(episode_sample_budget=3)},
+        "data.engine.episode_sample_budget",
+        "allows 48 windows before new episodes come, and one update takes 64",
+    ),
+    ({"data": engine(episode_sample_hard_limit=3)}, "data.engine", "without episode_sample_budget"),
+    ({"data": engine(action_contracts=[])}, "data.engine.action_contracts", "the task's spec() names its fields"),
+    ({"data": engine(gym_config={"id": "PushCubeRL"})}, "data.engine", "got both"),
+    ({"data": {"source": "engine", "gym_config": "no.json"}}, "data.gym_config", "there is no 'no.json'; looked for"),
+    (
+        {"data": {"source": "engine", "gym_config": {"id": "CartPoleRL", "env": {}}}},
+        "data.gym_config.id",
+        "ejax has no expert for 'CartPoleRL'",
+    ),
+    ({"data": engine(lifecycle_event_capacity=64)}, "data.engine.lifecycle_event_capacity", "takes no events out"),
 )
 def test_what_is_wrong_is_named_by_its_key(change: dict[str, Any], key: str, text: str) -> None:
     with pytest.raises(ConfigError) as error:

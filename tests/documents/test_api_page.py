@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 from tiny import NETWORK
 
 import ejax
@@ -22,13 +23,11 @@ PPOS = (*SHARED, "n_epochs", "clip_coef", "ent_coef", "vf_coef")
 GRPOS = (*SHARED, "n_epochs", "clip_coef", "ent_coef", "kl_coef", "group_size", "eps", "reset_every_rollout")
 
 
-@pytest.mark.parametrize(
-    ("Cfg", "fields"),
-    [
-        (ejax.AlgorithmCfg, ("learning_rate", "max_grad_norm")),
-        (ejax.PPOCfg, PPOS),
-        (ejax.GRPOCfg, tuple(name for name in (*GRPOS, "truncate_at_first_done") if name != "gae_lambda")),
-    ],
+@cases(
+    "Cfg fields",
+    (ejax.AlgorithmCfg, ("learning_rate", "max_grad_norm")),
+    (ejax.PPOCfg, PPOS),
+    (ejax.GRPOCfg, tuple(name for name in (*GRPOS, "truncate_at_first_done") if name != "gae_lambda")),
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_configs_have_their_fields_and_methods(Cfg: Any, fields: tuple[str, ...]) -> None:

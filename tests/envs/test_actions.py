@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from tables import cases
 from toy_policies import policy_for
 
 from ejax.collectors import HostCollector
@@ -32,21 +33,19 @@ def contained(space: Any, actions: Any) -> bool:
     return all(space.contains(each[()] if is_number else np.asarray(each)) for each in actions)
 
 
-@pytest.mark.parametrize(
-    ("space", "given", "expected"),
-    [
-        (spaces.Box(-10, 10, (3,), np.int64), [[-11.0, 0.4, 0.6], [10.4, np.nan, -2.6]], [[-10, 0, 1], [10, -10, -3]]),
-        (spaces.Box(0, 255, (2,), np.uint8), [[-3.0, 300.0], [254.6, INF]], [[0, 255], [255, 255]]),
-        (spaces.Box(OF_64_BITS.min, OF_64_BITS.max, (2,), np.int64), [[1e30, 3.3]], [[OF_64_BITS.max, 3]]),
-        (HALF, [[-3.0, -3.0], [9.0, 9.0]], [[0.0, -3.0], [9.0, 1.0]]),
-        (spaces.Box(-0.1, 0.1, (2,), np.float64), [[-3.0, 3.0]], [[-0.1, 0.1]]),
-        (spaces.Box(-1.0, 1.0, ()), [[-3.0], [0.5]], [-1.0, 0.5]),
-        (spaces.Box(-1.0, 1.0, (2, 1)), [[-3.0, 0.5]], [[[-1.0], [0.5]]]),
-        (spaces.Discrete(3, start=-1), [0, 2], [-1, 1]),
-        (spaces.MultiDiscrete([[2], [2]]), [[0, 1], [1, 1]], [[[0], [1]], [[1], [1]]]),
-        (spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, -4]]), [[0, 1, 2, 3]], [[[1, 3], [5, -1]]]),
-        (spaces.MultiDiscrete([3, 2], np.int32, start=[5, -2]), [[2, 0]], [[7, -2]]),
-    ],
+@cases(
+    "space given expected",
+    (spaces.Box(-10, 10, (3,), np.int64), [[-11.0, 0.4, 0.6], [10.4, np.nan, -2.6]], [[-10, 0, 1], [10, -10, -3]]),
+    (spaces.Box(0, 255, (2,), np.uint8), [[-3.0, 300.0], [254.6, INF]], [[0, 255], [255, 255]]),
+    (spaces.Box(OF_64_BITS.min, OF_64_BITS.max, (2,), np.int64), [[1e30, 3.3]], [[OF_64_BITS.max, 3]]),
+    (HALF, [[-3.0, -3.0], [9.0, 9.0]], [[0.0, -3.0], [9.0, 1.0]]),
+    (spaces.Box(-0.1, 0.1, (2,), np.float64), [[-3.0, 3.0]], [[-0.1, 0.1]]),
+    (spaces.Box(-1.0, 1.0, ()), [[-3.0], [0.5]], [-1.0, 0.5]),
+    (spaces.Box(-1.0, 1.0, (2, 1)), [[-3.0, 0.5]], [[[-1.0], [0.5]]]),
+    (spaces.Discrete(3, start=-1), [0, 2], [-1, 1]),
+    (spaces.MultiDiscrete([[2], [2]]), [[0, 1], [1, 1]], [[[0], [1]], [[1], [1]]]),
+    (spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, -4]]), [[0, 1, 2, 3]], [[[1, 3], [5, -1]]]),
+    (spaces.MultiDiscrete([3, 2], np.int32, start=[5, -2]), [[2, 0]], [[7, -2]]),
     ids=str,
 )
 def test_numbers_become_actions_of_the_space(space: Any, given: Any, expected: Any) -> None:
@@ -61,13 +60,11 @@ def test_numbers_become_actions_of_the_space(space: Any, given: Any, expected: A
         np.testing.assert_array_equal(inside, np.asarray(expected, inside.dtype))
 
 
-@pytest.mark.parametrize(
-    ("space", "numbers"),
-    [
-        (spaces.Discrete(3, start=-1), [[0, 2]]),
-        (spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, -4]]), [[[0, 1, 2, 3], [1, 2, 3, 4]]]),
-        (spaces.Box(-10, 10, (2,), np.int64), [[[3.0, -4.0]]]),
-    ],
+@cases(
+    "space numbers",
+    (spaces.Discrete(3, start=-1), [[0, 2]]),
+    (spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, -4]]), [[[0, 1, 2, 3], [1, 2, 3, 4]]]),
+    (spaces.Box(-10, 10, (2,), np.int64), [[[3.0, -4.0]]]),
     ids=str,
 )
 def test_demonstrated_actions_become_a_policys_numbers(space: Any, numbers: Any) -> None:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -97,22 +98,20 @@ def test_playground_refuses_another_impl_or_a_missing_one_before_it_is_loaded(mo
         brax.make_playground("CartpoleBalance", impl="warp")
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "options", "message"),
-    [
-        ("gymnax", "gymnax:CartPol-v1", {}, "gymnax has no environment 'CartPol-v1'; nearest: CartPole-v1"),
-        ("gymnax", "gymnax:CartPole-v1", {"gravty": 1.0}, r"no parameter gravty; it has .*gravity"),
-        ("brax", "brax:inverted_pendlum", {}, "no environment 'inverted_pendlum'; nearest: inverted_pendulum"),
-        ("mujoco_playground", "playground:CartpolBalance", {}, "nearest: CartpoleBalance"),
-        (
-            "mujoco_playground",
-            "playground:CartpoleBalance",
-            {"vision_config": {"foo": 1}},
-            r"has no config entry vision_config\.foo; it has .*ctrl_dt",
-        ),
-        ("envpool", "envpool:CartPole-v9", {}, "envpool has no environment 'CartPole-v9'; nearest: CartPole"),
-        ("envpool", "envpool:CartPole-v1", {"nonsense": 3}, r"refuses the options of 'CartPole-v1'.*nonsense"),
-    ],
+@cases(
+    "module name options message",
+    ("gymnax", "gymnax:CartPol-v1", {}, "gymnax has no environment 'CartPol-v1'; nearest: CartPole-v1"),
+    ("gymnax", "gymnax:CartPole-v1", {"gravty": 1.0}, r"no parameter gravty; it has .*gravity"),
+    ("brax", "brax:inverted_pendlum", {}, "no environment 'inverted_pendlum'; nearest: inverted_pendulum"),
+    ("mujoco_playground", "playground:CartpolBalance", {}, "nearest: CartpoleBalance"),
+    (
+        "mujoco_playground",
+        "playground:CartpoleBalance",
+        {"vision_config": {"foo": 1}},
+        r"has no config entry vision_config\.foo; it has .*ctrl_dt",
+    ),
+    ("envpool", "envpool:CartPole-v9", {}, "envpool has no environment 'CartPole-v9'; nearest: CartPole"),
+    ("envpool", "envpool:CartPole-v1", {"nonsense": 3}, r"refuses the options of 'CartPole-v1'.*nonsense"),
 )
 @pytest.mark.filterwarnings("ignore")
 def test_unknown_names_and_options_are_refused(module: str, name: str, options: dict[str, Any], message: str) -> None:

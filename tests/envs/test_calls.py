@@ -16,6 +16,7 @@ import pytest
 from host_tasks import Drift
 from rude_runs import config, in_workers
 from rude_tasks import Rude, Stop, end
+from tables import cases
 
 from ejax.envs.adapters.gymnasium import Contained, make_in_worker
 from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, closing, short_error, under_way, waiting_for
@@ -37,9 +38,7 @@ def trusted() -> None:
     trust("rude_tasks:Rude")
 
 
-@pytest.mark.parametrize(
-    ("how", "told"), [("exit", r"SystemExit\(0\)"), ("generator_exit", r"GeneratorExit\(\)"), ("stop", "Stop")]
-)
+@cases("how told", ("exit", r"SystemExit\(0\)"), ("generator_exit", r"GeneratorExit\(\)"), ("stop", "Stop"))
 def test_what_would_end_the_process_is_an_error_that_names_the_environment(how: str, told: str) -> None:
     with pytest.raises(EnvExit, match=rf"env 'x' raised {told}.*which ends a process.*it was in step") as caught:
         call_env("x", "step", end, how)
@@ -201,13 +200,11 @@ class RaisesAwkwardly(Rude):
         raise Awkward("the arm is bent", threading.Lock())
 
 
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (partial(Rude, where="step", how="exit"), r"SystemExit\(0\), which ends a process"),
-        (partial(Rude, where="step", how="so"), "no such way to end: so"),
-        (RaisesAwkwardly, "the arm is bent"),
-    ],
+@cases(
+    "make told",
+    (partial(Rude, where="step", how="exit"), r"SystemExit\(0\), which ends a process"),
+    (partial(Rude, where="step", how="so"), "no such way to end: so"),
+    (RaisesAwkwardly, "the arm is bent"),
 )
 def test_what_is_raised_in_a_worker_arrives(make: Any, told: str) -> None:
     env = Contained(make())
@@ -287,9 +284,7 @@ def test_the_command_line_ends_with_an_exit_code_of_its_own(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("at", "state"), [(14, "not finished: [12] of 4 updates"), (17, "not finished: its last eval")]
-)
+@cases("at state", (14, "not finished: [12] of 4 updates"), (17, "not finished: its last eval"))
 def test_a_run_that_native_code_ended_with_code_0_is_unfinished_and_goes_on(
     tmp_path: Path, at: int, state: str
 ) -> None:

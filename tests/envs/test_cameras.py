@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from refusals import refusals, refused
+from tables import cases, refusals, refused
 
 from ejax.config import load_config
 from ejax.envs.manager.embodied import EmbodiedEnv
@@ -114,19 +114,17 @@ def test_a_config_with_a_camera_observes_the_same_numbers() -> None:
     chex.assert_trees_all_equal(plain, seen)
 
 
-@pytest.mark.parametrize(
-    ("extrinsics", "rotation", "position"),
-    [
-        ({"eye": [1, 2, 3], "target": [2, 2, 3]}, [[0, 0, -1], [-1, 0, 0], [0, 1, 0]], [1, 2, 3]),
-        ({"pos": [1, 2, 3], "quat": [-0.5, 0.5, -0.5, 0.5]}, [[0, 0, -1], [-1, 0, 0], [0, 1, 0]], [1, 2, 3]),
-        ({"eye": [0, 0, 2], "target": [0, 0, 0]}, [[-1, 0, 0], [0, -1, 0], [0, 0, 1]], [0, 0, 2]),
-        ({"eye": [0, -3, 0], "target": [0, 1, 0], "up": [0, 1, 0]}, [[0, -1, 0], [0, 0, -1], [1, 0, 0]], [0, -3, 0]),
-        (
-            {"eye": [-0.5, -0.9, 0.88], "target": [-0.5, 0.1, 0.2]},
-            [[1, 0, 0], [0, 0.56231, -0.82693], [0, 0.82693, 0.56231]],
-            [-0.5, -0.9, 0.88],
-        ),
-    ],
+@cases(
+    "extrinsics rotation position",
+    ({"eye": [1, 2, 3], "target": [2, 2, 3]}, [[0, 0, -1], [-1, 0, 0], [0, 1, 0]], [1, 2, 3]),
+    ({"pos": [1, 2, 3], "quat": [-0.5, 0.5, -0.5, 0.5]}, [[0, 0, -1], [-1, 0, 0], [0, 1, 0]], [1, 2, 3]),
+    ({"eye": [0, 0, 2], "target": [0, 0, 0]}, [[-1, 0, 0], [0, -1, 0], [0, 0, 1]], [0, 0, 2]),
+    ({"eye": [0, -3, 0], "target": [0, 1, 0], "up": [0, 1, 0]}, [[0, -1, 0], [0, 0, -1], [1, 0, 0]], [0, -3, 0]),
+    (
+        {"eye": [-0.5, -0.9, 0.88], "target": [-0.5, 0.1, 0.2]},
+        [[1, 0, 0], [0, 0.56231, -0.82693], [0, 0.82693, 0.56231]],
+        [-0.5, -0.9, 0.88],
+    ),
     ids=["eye", "the same by pos and quat", "straight down", "along up", "oblique"],
 )
 def test_a_camera_stands_where_embodichain_puts_it(extrinsics: dict, rotation: list, position: list) -> None:

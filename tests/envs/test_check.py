@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 from tiny import tiny
 
 from ejax import check_env
@@ -62,27 +63,22 @@ def test_what_fits_passes() -> None:
     assert text.startswith("PointMassRL") and "4 episodes of 5 random actions" in text and text.endswith(", ends")
 
 
-@pytest.mark.parametrize(
-    ("env", "told"),
-    [
-        (changed(reward=lambda t: t.obs), r"step: reward: got float32\[1\]; must be float32\[\]"),
-        (changed(reward=lambda t: 0), r"step: reward: got int32\[\]; must be float32\[\]"),
-        (changed(terminated=lambda t: t.reward), r"step: terminated: got float32\[\]; must be bool\[\]"),
-        (changed(truncated=lambda t: t.reward[None] > 0), r"step: truncated: got bool\[1\]; .* jnp.asarray\(…, bool\)"),
-        (changed(obs=lambda t: t.reward), r"step: obs: got float32\[\]; observation_space says float32\[1\]"),
-        (changed(obs=lambda t: {"a": t.obs}), "step: obs: got dict; observation_space says"),
-        (changed(obs=lambda t: t.obs.astype(jnp.int32)), r"step: obs: got int32\[1\]; .* float32\[1\]"),
-        (changed(info=lambda t: {"success": t.reward}), r"info.success: got float32\[\]; must be bool\[\]"),
-        (
-            changed(info=lambda t: {"rewards": {"near": t.obs}}),
-            r"info.rewards.near: got float32\[1\]; must be a scalar",
-        ),
-        (changed(info=lambda t: {"metrics": [t.reward]}), "info.metrics: got list of 1; must be a dict of arrays"),
-        (changed(info=lambda t: None), "step: info: got nothing; must be a dict"),
-        (changed(final_obs=lambda t: t.obs), "final_obs: is not None; ejax.rollout fills it"),
-        (Walk, r"got the class Walk; give an environment: Walk\(\)"),
-        (Walk(max_episode_steps=2.5), "max_episode_steps: got float 2.5; must be an integer"),  # type: ignore[arg-type]
-    ],
+@cases(
+    "env told",
+    (changed(reward=lambda t: t.obs), r"step: reward: got float32\[1\]; must be float32\[\]"),
+    (changed(reward=lambda t: 0), r"step: reward: got int32\[\]; must be float32\[\]"),
+    (changed(terminated=lambda t: t.reward), r"step: terminated: got float32\[\]; must be bool\[\]"),
+    (changed(truncated=lambda t: t.reward[None] > 0), r"step: truncated: got bool\[1\]; .* jnp.asarray\(…, bool\)"),
+    (changed(obs=lambda t: t.reward), r"step: obs: got float32\[\]; observation_space says float32\[1\]"),
+    (changed(obs=lambda t: {"a": t.obs}), "step: obs: got dict; observation_space says"),
+    (changed(obs=lambda t: t.obs.astype(jnp.int32)), r"step: obs: got int32\[1\]; .* float32\[1\]"),
+    (changed(info=lambda t: {"success": t.reward}), r"info.success: got float32\[\]; must be bool\[\]"),
+    (changed(info=lambda t: {"rewards": {"near": t.obs}}), r"info.rewards.near: got float32\[1\]; must be a scalar"),
+    (changed(info=lambda t: {"metrics": [t.reward]}), "info.metrics: got list of 1; must be a dict of arrays"),
+    (changed(info=lambda t: None), "step: info: got nothing; must be a dict"),
+    (changed(final_obs=lambda t: t.obs), "final_obs: is not None; ejax.rollout fills it"),
+    (Walk, r"got the class Walk; give an environment: Walk\(\)"),
+    (Walk(max_episode_steps=2.5), "max_episode_steps: got float 2.5; must be an integer"),  # type: ignore[arg-type]
 )
 def test_a_misfit_is_named_with_what_was_given_and_what_is_allowed(env: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
@@ -127,14 +123,12 @@ class Silent(Walk):
         return Walk.step(self, state, action, key)[0]  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(
-    ("env", "told"),
-    [
-        (Branches(), r"step: .*test_check\.py, line \d+: uses Python's if.* use jnp.where.*\(if action\[0\] > 0:\)"),
-        (Numbers(), r"reset: .*test_check\.py, line \d+: gives an array to NumPy; use jax.numpy"),
-        (Misfits(), r"step: .*test_check\.py, line \d+: TypeError: cannot reshape"),
-        (Silent(), r"step: gave dict; must be \(state, ejax.Timestep\)"),
-    ],
+@cases(
+    "env told",
+    (Branches(), r"step: .*test_check\.py, line \d+: uses Python's if.* use jnp.where.*\(if action\[0\] > 0:\)"),
+    (Numbers(), r"reset: .*test_check\.py, line \d+: gives an array to NumPy; use jax.numpy"),
+    (Misfits(), r"step: .*test_check\.py, line \d+: TypeError: cannot reshape"),
+    (Silent(), r"step: gave dict; must be \(state, ejax.Timestep\)"),
 )
 def test_what_cannot_be_traced_is_told_by_the_users_own_line(env: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
@@ -180,15 +174,13 @@ def nothing_kept() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("env", "told"),
-    [
-        (Dice(), "differs between two episodes of the same key; draw from the key alone"),
-        (Diverges(), "reward: is not finite after 2 steps of random actions"),
-        (Escapes(), r"obs\[0\]: got -?\d.*, (above|below) the -?0.1 of observation_space"),
-        (Endless(), "truncated: no end after max_episode_steps, 6"),
-        (Leaks(), "an array of one trace is kept outside the state"),
-    ],
+@cases(
+    "env told",
+    (Dice(), "differs between two episodes of the same key; draw from the key alone"),
+    (Diverges(), "reward: is not finite after 2 steps of random actions"),
+    (Escapes(), r"obs\[0\]: got -?\d.*, (above|below) the -?0.1 of observation_space"),
+    (Endless(), "truncated: no end after max_episode_steps, 6"),
+    (Leaks(), "an array of one trace is kept outside the state"),
 )
 def test_what_only_playing_shows_is_told(env: Any, told: str) -> None:
     check_shapes(env)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax import check_env
 from ejax.envs.description import WHOLE, describe
@@ -157,36 +158,34 @@ def test_a_task_is_a_static_argument(name: str) -> None:
     assert replace(make(name), **limit) != make(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "cfg", "text"),
-    [
-        *((name, {limit: 0}, f"{limit} must be > 0, got 0") for name in TASKS for limit in MADE[name] if "ep" in limit),
-        *((name, {"physics": "bullet"}, "'bullet'") for name in TASKS if "physics" in MADE[name]),
-        ("PointMassRL", {"obstacle_radius_range": (0.2, 0.1)}, "obstacle_radius_range"),
-        ("PointMassRL", {"obstacle_radius_range": (0.0, 0.1)}, "obstacle_radius_range"),
-        ("PointMassRL", {"success_bonus": -1.0}, "success_bonus"),
-        ("PointMassRL", {"mass": 0.0}, "mass"),
-        ("PointMassRL", {"dt": 0.0}, "dt"),
-        ("PlanarReachRL", {"link_length": (1.0, 0.0)}, r"link_length must be two lengths > 0, got \(1.0, 0.0\)"),
-        ("PlanarReachRL", {"action_scale": 0.0}, "action_scale must be > 0"),
-        ("PlanarReachRL", {"success_threshold": -0.1}, "success_threshold must be >= 0"),
-        ("CartPoleRL", {"reset_range": -1.0}, "reset_range must be >= 0, got -1"),
-        ("PushCube", {"success_max_speed": 0.0}, "success_max_speed must be > 0"),
-        ("PushCube", {"start_range": (0.5, 0.2)}, "start_range must be"),
-        ("PushCubeRL", {"obs_mode": "rgb"}, "obs_mode must be 'state', got 'rgb'"),
-        ("PushCubeRL", {"goal_position": (1.0, 2.0)}, "goal_position takes positions of three numbers"),
-        ("PushCubeRL", {"cube_position_range": ((0.0, 0.0, 0.0),)}, "takes two positions, low and high"),
-        ("PushCubeRL", {"goal_position_range": ((0.0, 0.0), (0.0, 0.0))}, "positions of three numbers"),
-        ("PickPlaceRL", {"action_scale": 0}, "action_scale must be > 0, got 0"),
-        ("PickPlaceRL", {"goal_position": (0.1, 0.2, 0.3)}, "goal_position takes two numbers"),
-        ("PickPlaceRL", {"cube_position": (-0.9, 0.0)}, "leaves the tool's workspace"),
-        ("PickPlaceRL", {"cube_turn": 1}, r"cube_turn must be in \[0, 0.3\] rad, got 1"),
-        ("InstructedPlaceRL", {"wordings": "test"}, "wordings must be 'train', .*'paraphrases', got 'test'"),
-        ("InstructedPlaceRL", {"pairs": "test"}, "pairs must be 'train', 'held_out' or 'all', got 'test'"),
-        ("InstructedPlaceRL", {"instruction": "wrong"}, "must be 'right' or 'shuffled', got 'wrong'"),
-        ("InstructedPlaceRL", {"zone_offset": 0.1}, r"zone_offset must be in \[0, 0.04\] m, got 0.1"),
-        ("InstructedPlaceRL", {"cube_turn": 1}, r"InstructedPlaceRL: cube_turn must be in \[0, 0.3\] rad, got 1"),
-    ],
+@cases(
+    "name cfg text",
+    *((name, {limit: 0}, f"{limit} must be > 0, got 0") for name in TASKS for limit in MADE[name] if "ep" in limit),
+    *((name, {"physics": "bullet"}, "'bullet'") for name in TASKS if "physics" in MADE[name]),
+    ("PointMassRL", {"obstacle_radius_range": (0.2, 0.1)}, "obstacle_radius_range"),
+    ("PointMassRL", {"obstacle_radius_range": (0.0, 0.1)}, "obstacle_radius_range"),
+    ("PointMassRL", {"success_bonus": -1.0}, "success_bonus"),
+    ("PointMassRL", {"mass": 0.0}, "mass"),
+    ("PointMassRL", {"dt": 0.0}, "dt"),
+    ("PlanarReachRL", {"link_length": (1.0, 0.0)}, r"link_length must be two lengths > 0, got \(1.0, 0.0\)"),
+    ("PlanarReachRL", {"action_scale": 0.0}, "action_scale must be > 0"),
+    ("PlanarReachRL", {"success_threshold": -0.1}, "success_threshold must be >= 0"),
+    ("CartPoleRL", {"reset_range": -1.0}, "reset_range must be >= 0, got -1"),
+    ("PushCube", {"success_max_speed": 0.0}, "success_max_speed must be > 0"),
+    ("PushCube", {"start_range": (0.5, 0.2)}, "start_range must be"),
+    ("PushCubeRL", {"obs_mode": "rgb"}, "obs_mode must be 'state', got 'rgb'"),
+    ("PushCubeRL", {"goal_position": (1.0, 2.0)}, "goal_position takes positions of three numbers"),
+    ("PushCubeRL", {"cube_position_range": ((0.0, 0.0, 0.0),)}, "takes two positions, low and high"),
+    ("PushCubeRL", {"goal_position_range": ((0.0, 0.0), (0.0, 0.0))}, "positions of three numbers"),
+    ("PickPlaceRL", {"action_scale": 0}, "action_scale must be > 0, got 0"),
+    ("PickPlaceRL", {"goal_position": (0.1, 0.2, 0.3)}, "goal_position takes two numbers"),
+    ("PickPlaceRL", {"cube_position": (-0.9, 0.0)}, "leaves the tool's workspace"),
+    ("PickPlaceRL", {"cube_turn": 1}, r"cube_turn must be in \[0, 0.3\] rad, got 1"),
+    ("InstructedPlaceRL", {"wordings": "test"}, "wordings must be 'train', .*'paraphrases', got 'test'"),
+    ("InstructedPlaceRL", {"pairs": "test"}, "pairs must be 'train', 'held_out' or 'all', got 'test'"),
+    ("InstructedPlaceRL", {"instruction": "wrong"}, "must be 'right' or 'shuffled', got 'wrong'"),
+    ("InstructedPlaceRL", {"zone_offset": 0.1}, r"zone_offset must be in \[0, 0.04\] m, got 0.1"),
+    ("InstructedPlaceRL", {"cube_turn": 1}, r"InstructedPlaceRL: cube_turn must be in \[0, 0.3\] rad, got 1"),
 )
 def test_a_wrong_option_is_refused_by_its_name(name: str, cfg: Mapping[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_configs import BASE, make, trainer
+from tables import cases
 from whole_runs import assert_goes_on_with_the_same_bits
 
 from ejax.envs.locomotion.catalog import VelocityTask, change_task, robot_names, velocity_task
@@ -53,22 +54,20 @@ def task_files() -> list[Path]:
     )
 
 
-@pytest.mark.parametrize(
-    ("robot", "run_step", "x", "y", "yaw"),
-    [
-        ("go1", 0, (-1.0, 1.0), (-1.0, 1.0), (-0.5, 0.5)),
-        ("go1", 119_999, (-1.0, 1.0), (-1.0, 1.0), (-0.5, 0.5)),
-        ("go1", 120_000, (-1.5, 2.0), (-1.0, 1.0), (-0.7, 0.7)),
-        ("go1", 240_000, (-2.0, 3.0), (-1.0, 1.0), (-0.5, 0.5)),  # a stage does not keep what the one before changed
-        ("g1", 119_999, (-0.5, 1.0), (-0.5, 0.5), (-1.0, 1.0)),
-        ("g1", 120_000, (-1.0, 2.0), (-1.0, 1.0), (-1.0, 1.0)),
-        ("go2", 120_000, (-1.0, 2.0), (-1.0, 1.0), (-1.0, 1.0)),
-        ("h1_2", 120_000, (-1.0, 2.0), (-1.0, 1.0), (-1.0, 1.0)),
-        ("microduck", 119_999, (-0.2, 0.2), (-0.15, 0.15), (-0.5, 0.5)),
-        ("microduck", 120_000, (-0.4, 0.4), (-0.3, 0.3), (-1.0, 1.0)),
-        ("anymal_c", 10**6, (-1.0, 1.0), (-1.0, 1.0), (-1.0, 1.0)),
-        ("quadruped", 10**6, (-1.0, 1.0), (-1.0, 1.0), (-0.5, 0.5)),
-    ],
+@cases(
+    "robot run_step x y yaw",
+    ("go1", 0, (-1.0, 1.0), (-1.0, 1.0), (-0.5, 0.5)),
+    ("go1", 119_999, (-1.0, 1.0), (-1.0, 1.0), (-0.5, 0.5)),
+    ("go1", 120_000, (-1.5, 2.0), (-1.0, 1.0), (-0.7, 0.7)),
+    ("go1", 240_000, (-2.0, 3.0), (-1.0, 1.0), (-0.5, 0.5)),  # a stage does not keep what the one before changed
+    ("g1", 119_999, (-0.5, 1.0), (-0.5, 0.5), (-1.0, 1.0)),
+    ("g1", 120_000, (-1.0, 2.0), (-1.0, 1.0), (-1.0, 1.0)),
+    ("go2", 120_000, (-1.0, 2.0), (-1.0, 1.0), (-1.0, 1.0)),
+    ("h1_2", 120_000, (-1.0, 2.0), (-1.0, 1.0), (-1.0, 1.0)),
+    ("microduck", 119_999, (-0.2, 0.2), (-0.15, 0.15), (-0.5, 0.5)),
+    ("microduck", 120_000, (-0.4, 0.4), (-0.3, 0.3), (-1.0, 1.0)),
+    ("anymal_c", 10**6, (-1.0, 1.0), (-1.0, 1.0), (-1.0, 1.0)),
+    ("quadruped", 10**6, (-1.0, 1.0), (-1.0, 1.0), (-0.5, 0.5)),
 )
 def test_embodichains_stages_hold_from_their_control_step_on(
     robot: str, run_step: int, x: Any, y: Any, yaw: Any
@@ -149,16 +148,14 @@ def test_a_new_episode_begins_with_a_command_of_the_stage_and_sees_it() -> None:
     assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, start.state)
 
 
-@pytest.mark.parametrize(
-    ("by", "fell", "error", "after"),
-    [
-        ("success", False, 9.0, [1, 2, 2]),
-        ("success", True, 0.0, [0, 0, 1]),
-        ("error", False, 0.2, [1, 2, 2]),
-        ("error", False, 0.4, [0, 1, 2]),
-        ("error", False, 0.6, [0, 0, 1]),
-        ("error", True, 0.2, [0, 0, 1]),
-    ],
+@cases(
+    "by fell error after",
+    ("success", False, 9.0, [1, 2, 2]),
+    ("success", True, 0.0, [0, 0, 1]),
+    ("error", False, 0.2, [1, 2, 2]),
+    ("error", False, 0.4, [0, 1, 2]),
+    ("error", False, 0.6, [0, 0, 1]),
+    ("error", True, 0.2, [0, 0, 1]),
 )
 def test_a_rows_episode_moves_it_up_or_down(by: Any, fell: bool, error: float, after: list[int]) -> None:
     stages = Stages(of="command", by=by, below=0.3, above=0.5, stages=({"single": 0.5}, {"single": 1.0}))
@@ -238,17 +235,15 @@ def test_an_evaluation_judges_at_the_last_stage_on_all_levels() -> None:
     assert for_evaluation(plain) is plain
 
 
-@pytest.mark.parametrize(
-    ("cfg", "names"),
-    [
-        ({}, ["command_vel"]),
-        ({"command": {"standing": 0.2}, "rewards": {"upright": {"weight": 2.0}}}, ["command_vel"]),
-        ({"command": {"lin_vel_x": [0.0, 1.0]}}, []),  # a command of the user's stays what it is
-        ({"curriculum": None}, []),
-        ({"curriculum": {"command_vel": None}}, []),
-        ({"curriculum": {"calm": {"of": "rewards", "stages": [{"step": 9, "upright": 2}]}}}, ["calm", "command_vel"]),
-        ({"push": None}, ["command_vel"]),
-    ],
+@cases(
+    "cfg names",
+    ({}, ["command_vel"]),
+    ({"command": {"standing": 0.2}, "rewards": {"upright": {"weight": 2.0}}}, ["command_vel"]),
+    ({"command": {"lin_vel_x": [0.0, 1.0]}}, []),  # a command of the user's stays what it is
+    ({"curriculum": None}, []),
+    ({"curriculum": {"command_vel": None}}, []),
+    ({"curriculum": {"calm": {"of": "rewards", "stages": [{"step": 9, "upright": 2}]}}}, ["calm", "command_vel"]),
+    ({"push": None}, ["command_vel"]),
 )
 def test_the_tasks_own_curriculum_stays_unless_its_numbers_are_given(cfg: dict[str, Any], names: list[str]) -> None:
     given = {"command": {}, "rewards": {}, "noise": {}, "push": {}, "curriculum": {}, **cfg}
@@ -258,25 +253,23 @@ def test_the_tasks_own_curriculum_stays_unless_its_numbers_are_given(cfg: dict[s
 ONE = [{"step": 9, "lin_vel_x": [0.0, 1.0]}]
 
 
-@pytest.mark.parametrize(
-    ("table", "text"),
-    [
-        ({"of": "gravity", "stages": ONE}, "of must be command or push or rewards, got 'gravity'"),
-        ({"of": "command", "by": "luck", "stages": ONE}, "by must be steps or success or error, got 'luck'"),
-        ({"of": "command"}, "gives no stages"),
-        ({"of": "command", "stages": []}, "at least one"),
-        ({"of": "command", "stages": [{"step": 3}]}, "each must change something"),
-        ({"of": "command", "stages": [{"lin_vel_x": [0, 1]}]}, "step of each stage must be a whole number"),
-        ({"of": "command", "stages": [*ONE, *ONE]}, "each above the one before, got [9, 9]"),
-        ({"of": "command", "by": "error", "stages": ONE}, "leave step out"),
-        ({"of": "command", "by": "error", "below": 0.5, "above": 0.1, "stages": [{"single": 1}]}, "0 < below <= above"),
-        ({"of": "command", "stages": [{"step": 1, "lin_vel_z": [0, 1]}]}, "command has no 'lin_vel_z'"),
-        ({"of": "command", "stages": [{"step": 1, "lin_vel_x": [1, 0]}]}, "[lowest, highest]"),
-        ({"of": "rewards", "stages": [{"step": 1, "uprigt": 1}]}, "rewards has no 'uprigt'"),
-        ({"of": "rewards", "stages": [{"step": 1, "upright": {"weight": 1}}]}, "are weights, numbers"),
-        ({"of": "push", "stages": [{"step": 1, "x": [0, 1]}]}, "there are no pushes"),
-        ({"of": "command", "every": 3, "stages": ONE}, "has no 'every'"),
-    ],
+@cases(
+    "table text",
+    ({"of": "gravity", "stages": ONE}, "of must be command or push or rewards, got 'gravity'"),
+    ({"of": "command", "by": "luck", "stages": ONE}, "by must be steps or success or error, got 'luck'"),
+    ({"of": "command"}, "gives no stages"),
+    ({"of": "command", "stages": []}, "at least one"),
+    ({"of": "command", "stages": [{"step": 3}]}, "each must change something"),
+    ({"of": "command", "stages": [{"lin_vel_x": [0, 1]}]}, "step of each stage must be a whole number"),
+    ({"of": "command", "stages": [*ONE, *ONE]}, "each above the one before, got [9, 9]"),
+    ({"of": "command", "by": "error", "stages": ONE}, "leave step out"),
+    ({"of": "command", "by": "error", "below": 0.5, "above": 0.1, "stages": [{"single": 1}]}, "0 < below <= above"),
+    ({"of": "command", "stages": [{"step": 1, "lin_vel_z": [0, 1]}]}, "command has no 'lin_vel_z'"),
+    ({"of": "command", "stages": [{"step": 1, "lin_vel_x": [1, 0]}]}, "[lowest, highest]"),
+    ({"of": "rewards", "stages": [{"step": 1, "uprigt": 1}]}, "rewards has no 'uprigt'"),
+    ({"of": "rewards", "stages": [{"step": 1, "upright": {"weight": 1}}]}, "are weights, numbers"),
+    ({"of": "push", "stages": [{"step": 1, "x": [0, 1]}]}, "there are no pushes"),
+    ({"of": "command", "every": 3, "stages": ONE}, "has no 'every'"),
     ids=str,
 )
 def test_stages_that_cannot_be_are_refused_by_name(table: dict[str, Any], text: str) -> None:

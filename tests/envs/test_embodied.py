@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import keys_of, refusals, refused
+from tables import cases, keys_of, refusals, refused
 
 from ejax.config import load_config
 from ejax.config.__main__ import main
@@ -526,13 +526,11 @@ def test_a_length_beside_actions_is_read_by_nobody_as_since_0_1_2() -> None:
     assert "give the scale in its params" in notes["env.extensions.action_scale"].text
 
 
-@pytest.mark.parametrize(
-    ("extensions", "target"),
-    [
-        ({"action_type": "delta_qpos", "action_scale": 0.2}, [0.2, -1.37]),
-        ({"action_scale": 0.2}, [0.2, -1.37]),
-        ({}, [1.0, -0.57]),
-    ],
+@cases(
+    "extensions target",
+    ({"action_type": "delta_qpos", "action_scale": 0.2}, [0.2, -1.37]),
+    ({"action_scale": 0.2}, [0.2, -1.37]),
+    ({}, [1.0, -0.57]),
 )
 def test_a_scale_without_a_type_means_joint_steps(extensions: dict, target: list[float]) -> None:
     """v0.1.0, v0.1.1: ``action_type`` is delta_qpos by default, ``action_scale`` 1.0."""
@@ -784,13 +782,11 @@ def test_check_lists_the_keys_of_a_gym_config_by_itself(tmp_path: Path) -> None:
     assert [note.status for note in check(path, ["trainer.seed=3"])].count("unsupported") == 1
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        ({"task_key": "t", "deployments": {}}, "a catalogue's entry"),
-        ({"id": "A-v1", "environment": {"component": "env.yaml"}}, "a task put together from files"),
-        ({"id": "A-v1", "robot": {}}, "not a config: it has none of the sections trainer, policy, algorithm"),
-    ],
+@cases(
+    "data text",
+    ({"task_key": "t", "deployments": {}}, "a catalogue's entry"),
+    ({"id": "A-v1", "environment": {"component": "env.yaml"}}, "a task put together from files"),
+    ({"id": "A-v1", "robot": {}}, "not a config: it has none of the sections trainer, policy, algorithm"),
 )
 def test_check_says_what_another_file_is(tmp_path: Path, data: dict, text: str) -> None:
     path = tmp_path / "file.json"

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from damages import same, what_is_left
+from tables import cases
 from tiny import EVALUATED, tiny
 
 from ejax.config import ConfigError, load_config, parse_config
@@ -159,18 +160,16 @@ def test_a_resumed_run_may_be_evaluated_otherwise_but_not_trained_otherwise(tmp_
 PLACE = r"trainer\.events\.eval\.tilt"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"func": "randomize_robot_qpo"}, rf"{PLACE}\.func: no events functor .*Did you mean 'randomize_robot_qpos'"),
-        ({"func": "record_camera_data_asyn"}, rf"{PLACE}\.func: .*Did you mean 'record_camera_data_async'"),
-        ({"func": "json:nothing"}, rf"{PLACE}\.func: module 'json' has no 'nothing'"),
-        ({"mode": "prestartup"}, rf"{PLACE}\.mode: got 'prestartup'; allowed: startup, reset, interval"),
-        ({"interval_step": 0}, rf"{PLACE}\.interval_step: got 0; must be greater than 0"),
-        ({"interval": 3}, rf"{PLACE}\.interval: unknown key; .*Did you mean 'interval_step'"),
-        ({"params": {"qpos_rang": 1}}, rf"{PLACE}\.params\.qpos_rang: unknown key; .*Did you mean 'qpos_range'"),
-        ({"params": {"qpos_range": [[1.0], [1.0]]}}, rf"{PLACE}: qpos_range has 1 and 1 numbers, but moves 2 joints"),
-    ],
+@cases(
+    "change message",
+    ({"func": "randomize_robot_qpo"}, rf"{PLACE}\.func: no events functor .*Did you mean 'randomize_robot_qpos'"),
+    ({"func": "record_camera_data_asyn"}, rf"{PLACE}\.func: .*Did you mean 'record_camera_data_async'"),
+    ({"func": "json:nothing"}, rf"{PLACE}\.func: module 'json' has no 'nothing'"),
+    ({"mode": "prestartup"}, rf"{PLACE}\.mode: got 'prestartup'; allowed: startup, reset, interval"),
+    ({"interval_step": 0}, rf"{PLACE}\.interval_step: got 0; must be greater than 0"),
+    ({"interval": 3}, rf"{PLACE}\.interval: unknown key; .*Did you mean 'interval_step'"),
+    ({"params": {"qpos_rang": 1}}, rf"{PLACE}\.params\.qpos_rang: unknown key; .*Did you mean 'qpos_range'"),
+    ({"params": {"qpos_range": [[1.0], [1.0]]}}, rf"{PLACE}: qpos_range has 1 and 1 numbers, but moves 2 joints"),
 )
 def test_a_wrong_event_is_refused_by_name(change: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -330,16 +329,14 @@ def test_an_event_of_ones_own_sees_the_goal_of_push_cube(tmp_path: Path, monkeyp
     assert timestep.terminated
 
 
-@pytest.mark.parametrize(
-    ("event", "message"),
-    [
-        ({**TOSS, "params": {"entity_cfg": {"uid": "cub"}}}, r"toss: no body 'cub'; there is .*Did you mean 'cube'"),
-        ({**TOSS, "params": {}}, r"toss\.params\.entity_cfg: is missing"),
-        (
-            {"func": "randomize_target_pose", "params": {"position_range": STAY}},
-            "toss: this task stores no numbers, nor target_pose",
-        ),
-    ],
+@cases(
+    "event message",
+    ({**TOSS, "params": {"entity_cfg": {"uid": "cub"}}}, r"toss: no body 'cub'; there is .*Did you mean 'cube'"),
+    ({**TOSS, "params": {}}, r"toss\.params\.entity_cfg: is missing"),
+    (
+        {"func": "randomize_target_pose", "params": {"position_range": STAY}},
+        "toss: this task stores no numbers, nor target_pose",
+    ),
 )
 def test_an_event_that_a_task_cannot_have_is_refused(event: dict, message: str, tmp_path: Path) -> None:
     data = raw(tmp_path, {"eval": {"toss": event}}) | {"env": {"id": "PushCubeRL", "cfg": {"physics": "mujoco"}}}

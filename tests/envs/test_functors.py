@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refusals, refused
+from tables import cases, refusals, refused
 
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.engine import PhysicsState
@@ -136,36 +136,34 @@ def moved(before: float, after: float, step: int = 7) -> dict:
     return {**other, "step": step, "before": one}
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "params", "expected"),
-    [
-        ("distance_to_target", {}, GOAL, -0.5),  # 0.3 and 0.4 m away
-        ("distance_to_target", {}, {**GOAL, **XY}, -0.5),
-        ("distance_to_target", {}, {**GOAL, **GAUSS, "sigma": 0.5}, np.exp(-0.5)),
-        ("distance_to_target", {}, {**GOAL, **GAUSS, **XY, "sigma": 0.12}, np.exp(-0.25 / (2 * 0.12**2))),
-        ("distance_to_target", HIGH, GOAL, -0.5),
-        ("distance_to_target", HIGH, {**GOAL, **XY}, -0.4),
-        ("incremental_distance_to_target", moved(0.5, 0.4), PROGRESS, 2.0 * np.tanh(1.0)),
-        ("incremental_distance_to_target", moved(0.4, 0.5), PROGRESS, -0.5 * np.tanh(1.0)),
-        # an episode's first step, for anything before it
-        ("incremental_distance_to_target", moved(0.5, 0.4, step=1), PROGRESS, 0.0),
-        ("action_smoothness_penalty", ACTED, {}, -np.sqrt(24.0)),  # of raw actions: Δ = 2 over 6 dimensions
-        ("action_smoothness_penalty", {**ACTED, "step": 1}, {}, 0.0),
-        ("success_reward", {"info": {"success": jnp.array(True)}}, {}, 1.0),
-        ("success_reward", {"info": {"success": False}}, {}, 0.0),
-        ("success_reward", {}, {}, 0.0),
-        ("joint_velocity_penalty", MOVING, {}, -13.0),
-        ("joint_velocity_penalty", MOVING, {"part_name": "arm"}, -3.0),
-        ("joint_velocity_penalty", MOVING, {"part_name": "arm", "joint_ids": [0, 6]}, -5.0),
-        # q̂ = 0.5 but for one joint at 0.95 and one finger at 0.25: −(0.3 − 0.05) − (0.3 − 0.25)
-        ("joint_limit_penalty", AT_LIMITS, {"margin": 0.3}, -0.3),
-        ("joint_limit_penalty", AT_LIMITS, {"joint_ids": [0], "margin": 0.1}, -0.05),
-        ("distance_between_objects", NEAR_POST, PAIR, -0.5),
-        ("distance_between_objects", NEAR_POST, {**PAIR, **GAUSS, "sigma": 0.2}, np.exp(-0.25 / (2 * 0.2**2))),
-        # the cube is upright, the post a quarter turn about z: trace 1, so 0
-        ("orientation_alignment", NEAR_POST, PAIR, 0.0),
-        ("orientation_alignment", NEAR_POST, {**PAIR, "source_entity_cfg": POST}, 1.0),
-    ],
+@cases(
+    "name given params expected",
+    ("distance_to_target", {}, GOAL, -0.5),  # 0.3 and 0.4 m away
+    ("distance_to_target", {}, {**GOAL, **XY}, -0.5),
+    ("distance_to_target", {}, {**GOAL, **GAUSS, "sigma": 0.5}, np.exp(-0.5)),
+    ("distance_to_target", {}, {**GOAL, **GAUSS, **XY, "sigma": 0.12}, np.exp(-0.25 / (2 * 0.12**2))),
+    ("distance_to_target", HIGH, GOAL, -0.5),
+    ("distance_to_target", HIGH, {**GOAL, **XY}, -0.4),
+    ("incremental_distance_to_target", moved(0.5, 0.4), PROGRESS, 2.0 * np.tanh(1.0)),
+    ("incremental_distance_to_target", moved(0.4, 0.5), PROGRESS, -0.5 * np.tanh(1.0)),
+    # an episode's first step, for anything before it
+    ("incremental_distance_to_target", moved(0.5, 0.4, step=1), PROGRESS, 0.0),
+    ("action_smoothness_penalty", ACTED, {}, -np.sqrt(24.0)),  # of raw actions: Δ = 2 over 6 dimensions
+    ("action_smoothness_penalty", {**ACTED, "step": 1}, {}, 0.0),
+    ("success_reward", {"info": {"success": jnp.array(True)}}, {}, 1.0),
+    ("success_reward", {"info": {"success": False}}, {}, 0.0),
+    ("success_reward", {}, {}, 0.0),
+    ("joint_velocity_penalty", MOVING, {}, -13.0),
+    ("joint_velocity_penalty", MOVING, {"part_name": "arm"}, -3.0),
+    ("joint_velocity_penalty", MOVING, {"part_name": "arm", "joint_ids": [0, 6]}, -5.0),
+    # q̂ = 0.5 but for one joint at 0.95 and one finger at 0.25: −(0.3 − 0.05) − (0.3 − 0.25)
+    ("joint_limit_penalty", AT_LIMITS, {"margin": 0.3}, -0.3),
+    ("joint_limit_penalty", AT_LIMITS, {"joint_ids": [0], "margin": 0.1}, -0.05),
+    ("distance_between_objects", NEAR_POST, PAIR, -0.5),
+    ("distance_between_objects", NEAR_POST, {**PAIR, **GAUSS, "sigma": 0.2}, np.exp(-0.25 / (2 * 0.2**2))),
+    # the cube is upright, the post a quarter turn about z: trace 1, so 0
+    ("orientation_alignment", NEAR_POST, PAIR, 0.0),
+    ("orientation_alignment", NEAR_POST, {**PAIR, "source_entity_cfg": POST}, 1.0),
 )
 def test_a_reward_is_its_formula(name: str, given: dict, params: dict, expected: float) -> None:
     assert reward(name, given, **params) == pytest.approx(expected, rel=1e-4, abs=1e-5)
@@ -257,37 +255,29 @@ ARM_TENTH = {"part_name": "arm", "scale": 0.1}
 BACKWARDS = {"joint_names": ["Joint3", "Joint1"], "preserve_order": True, "clip": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("name", "action", "given", "params", "targets"),
-    [
-        # from where the joints are, and of active joints only
-        (
-            "DeltaQposTerm",
-            [1.0] * 8,
-            {"qpos": (0.3, *HOME[1:])},
-            {"scale": 0.1},
-            {0: 0.4, **dict(enumerate(np.add(HOME, 0.1)[1:], 1))},
-        ),
-        ("DeltaQposTerm", [1.0] * 2, {"active": (1, 6)}, {"scale": 0.1}, {1: -1.47, 6: 0.14}),
-        ("QposTerm", range(8), {}, {"scale": 0.5}, dict(enumerate(0.5 * np.arange(8)))),
-        (
-            "JointPositionAction",
-            [1.0] * 2,
-            {},
-            {"part_name": "hand", "scale": 0.01, "offset": 0.02},
-            {6: 0.03, 7: 0.03},
-        ),
-        # clipped to 1, but for the term of the first form
-        ("DefaultJointPositionAction", [4.0] * 6, {}, ARM_TENTH, dict(enumerate(np.add(HOME[:6], 0.1)))),
-        ("DefaultJointPositionTerm", [4.0] * 6, {}, ARM_TENTH, dict(enumerate(np.add(HOME[:6], 0.4)))),
-        # columns count active joints
-        ("QposDenormalizedTerm", [-1.0, 0.5], HAND, {}, {6: 0.0, 7: 0.03}),
-        ("QposNormalizedTerm", [0.04, 0.01], HAND, {}, {6: 1.0, 7: 0.25}),
-        ("QposDenormalizedTerm", [0.01, 1.0], HAND, {"joint_ids": [1]}, {6: 0.01, 7: 0.04}),
-        ("JointPositionToLimitsAction", [0.0, 9.0], {}, {"part_name": "hand"}, {6: 0.02, 7: 0.04}),
-        ("RelativeJointPositionAction", [1.0] * 6, {}, ARM_TENTH, dict(enumerate(np.add(HOME[:6], 0.1)))),
-        ("RelativeJointPositionAction", [2.0, 0.25], {}, BACKWARDS, {0: 0.25, 2: 1.57 + 0.5}),
-    ],
+@cases(
+    "name action given params targets",
+    # from where the joints are, and of active joints only
+    (
+        "DeltaQposTerm",
+        [1.0] * 8,
+        {"qpos": (0.3, *HOME[1:])},
+        {"scale": 0.1},
+        {0: 0.4, **dict(enumerate(np.add(HOME, 0.1)[1:], 1))},
+    ),
+    ("DeltaQposTerm", [1.0] * 2, {"active": (1, 6)}, {"scale": 0.1}, {1: -1.47, 6: 0.14}),
+    ("QposTerm", range(8), {}, {"scale": 0.5}, dict(enumerate(0.5 * np.arange(8)))),
+    ("JointPositionAction", [1.0] * 2, {}, {"part_name": "hand", "scale": 0.01, "offset": 0.02}, {6: 0.03, 7: 0.03}),
+    # clipped to 1, but for the term of the first form
+    ("DefaultJointPositionAction", [4.0] * 6, {}, ARM_TENTH, dict(enumerate(np.add(HOME[:6], 0.1)))),
+    ("DefaultJointPositionTerm", [4.0] * 6, {}, ARM_TENTH, dict(enumerate(np.add(HOME[:6], 0.4)))),
+    # columns count active joints
+    ("QposDenormalizedTerm", [-1.0, 0.5], HAND, {}, {6: 0.0, 7: 0.03}),
+    ("QposNormalizedTerm", [0.04, 0.01], HAND, {}, {6: 1.0, 7: 0.25}),
+    ("QposDenormalizedTerm", [0.01, 1.0], HAND, {"joint_ids": [1]}, {6: 0.01, 7: 0.04}),
+    ("JointPositionToLimitsAction", [0.0, 9.0], {}, {"part_name": "hand"}, {6: 0.02, 7: 0.04}),
+    ("RelativeJointPositionAction", [1.0] * 6, {}, ARM_TENTH, dict(enumerate(np.add(HOME[:6], 0.1)))),
+    ("RelativeJointPositionAction", [2.0, 0.25], {}, BACKWARDS, {0: 0.25, 2: 1.57 + 0.5}),
 )
 def test_an_action_sets_targets_by_its_formula(
     name: str, action: Any, given: dict, params: dict, targets: dict[int, float]
@@ -362,23 +352,21 @@ def test_the_arm_stays_without_a_solution(action: list[float]) -> None:
     np.testing.assert_array_equal(moved[:6], STRETCHED[:6])
 
 
-@pytest.mark.parametrize(
-    ("qpos", "action", "params", "expected"),
-    [
-        (BENT, ASKED, {}, [0.33675829, -1.16965616, 1.05009639, -0.83915925, -1.32382739, 0.36280483]),
-        (
-            STRETCHED,
-            jnp.array([1.0, 1.0, -1.0, 1.0, 1.0, -1.0]),
-            {"dls_damping": 0.01, "max_joint_delta": 0.07},
-            [-0.00231606, -0.00700156, 0.01931165, 0.04391795, 0.01143699, -0.07],
-        ),
-        (
-            (0.1, -1.0, 1.2, -1.5, -1.5, 6.27, 0.04, 0.04),  # the last joint is at its limit, 2π
-            jnp.array([0.0, 0.0, 0.0, 0.0, 0.0, -1.0]),
-            {"max_joint_delta": 0.5},
-            [0.09309484, -1.00490403, 1.20893919, -1.51032197, -1.47511077, 6.28318548],
-        ),
-    ],
+@cases(
+    "qpos action params expected",
+    (BENT, ASKED, {}, [0.33675829, -1.16965616, 1.05009639, -0.83915925, -1.32382739, 0.36280483]),
+    (
+        STRETCHED,
+        jnp.array([1.0, 1.0, -1.0, 1.0, 1.0, -1.0]),
+        {"dls_damping": 0.01, "max_joint_delta": 0.07},
+        [-0.00231606, -0.00700156, 0.01931165, 0.04391795, 0.01143699, -0.07],
+    ),
+    (
+        (0.1, -1.0, 1.2, -1.5, -1.5, 6.27, 0.04, 0.04),  # the last joint is at its limit, 2π
+        jnp.array([0.0, 0.0, 0.0, 0.0, 0.0, -1.0]),
+        {"max_joint_delta": 0.5},
+        [0.09309484, -1.00490403, 1.20893919, -1.51032197, -1.47511077, 6.28318548],
+    ),
     ids=["free", "largest step", "joint limit"],
 )
 def test_one_damped_step_of_a_relative_pose(qpos: tuple, action: Array, params: dict, expected: list) -> None:
@@ -396,15 +384,13 @@ OPEN, CLOSED = {".*": 0.01}, {".*": 0.03}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("action", "params", "expected"),
-    [
-        (-0.5, {"lower_command": {"gripper_finger.*": 0.005}, "upper_command": {".*1_joint_1": 0.035}}, 0.0125),
-        (3.0, {"use_joint_limits": True}, 0.04),
-        (0.25, {"use_joint_limits": True}, 0.025),
-        (0.0, {"command_mode": "binary", "open_command": OPEN, "close_command": CLOSED}, 0.01),
-        (-0.001, {"command_mode": "binary", "open_command": OPEN, "close_command": CLOSED}, 0.03),
-    ],
+@cases(
+    "action params expected",
+    (-0.5, {"lower_command": {"gripper_finger.*": 0.005}, "upper_command": {".*1_joint_1": 0.035}}, 0.0125),
+    (3.0, {"use_joint_limits": True}, 0.04),
+    (0.25, {"use_joint_limits": True}, 0.025),
+    (0.0, {"command_mode": "binary", "open_command": OPEN, "close_command": CLOSED}, 0.01),
+    (-0.001, {"command_mode": "binary", "open_command": OPEN, "close_command": CLOSED}, 0.03),
 )
 def test_one_number_moves_both_fingers(action: float, params: dict, expected: float) -> None:
     moved = act("ParallelGripperAction", jnp.array([action]), part_name="hand", **params)

@@ -19,6 +19,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from host_tasks import Drift, Linear, SameArrays, Wrapped
 from ladder import Ladder
+from tables import cases
 from tiny import tiny
 
 from ejax import replay
@@ -235,15 +236,13 @@ class FourValues(Former):
         return np.zeros(2, np.float32), {}
 
 
-@pytest.mark.parametrize(
-    ("make", "found"),
-    [
-        (Seedless, r"reset\(\).* argument 'seed'"),
-        (Optionless, r"reset\(\).* argument 'options'"),
-        (Former, r"Former\.reset\(\) returns a ndarray alone"),
-        (FourValues, r"FourValues\.step\(\) returns 4 values"),
-        (lambda: TimeLimit(FourValues(), 10), r"expected 5, got 4\)"),
-    ],
+@cases(
+    "make found",
+    (Seedless, r"reset\(\).* argument 'seed'"),
+    (Optionless, r"reset\(\).* argument 'options'"),
+    (Former, r"Former\.reset\(\) returns a ndarray alone"),
+    (FourValues, r"FourValues\.step\(\) returns 4 values"),
+    (lambda: TimeLimit(FourValues(), 10), r"expected 5, got 4\)"),
 )
 def test_gyms_former_api_is_named_with_the_form_of_today(make: Any, found: str) -> None:
     env = vectorize(make(), make, 2)

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from host_tasks import Drift, Linear
 from ladder import Asked, Ladder
+from tables import cases
 from tiny import tiny
 
 from ejax.collectors import HostCollector
@@ -59,9 +60,7 @@ def by_hand(mode: AutoresetMode, row: int, rewards: np.ndarray) -> list[dict[str
     return steps
 
 
-@pytest.mark.parametrize(
-    "vector", [SyncVectorEnv, partial(AsyncVectorEnv, context="forkserver")], ids=["sync", "async"]
-)
+@cases("vector", SyncVectorEnv, partial(AsyncVectorEnv, context="forkserver"), ids=["sync", "async"])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_every_autoreset_mode_gives_the_true_next_observation(vector: Any, mode: AutoresetMode) -> None:
     env = GymnasiumVector(vector([Ladder] * 3, autoreset_mode=mode))
@@ -114,13 +113,11 @@ def test_a_vector_that_does_not_tell_its_mode_is_refused() -> None:
     env.close()
 
 
-@pytest.mark.parametrize(
-    ("space", "given", "expected"),
-    [
-        (spaces.Discrete(3, start=2), np.array([0, 2]), [2, 4]),
-        (spaces.MultiDiscrete([2, 3]), np.array([[1, 2], [0, 0]]), [[1, 2], [0, 0]]),
-        (spaces.Box(-1.0, 1.0, (2,), np.float64), np.array([[2.0, 0.5], [-9.0, 0.0]]), [[1.0, 0.5], [-1.0, 0.0]]),
-    ],
+@cases(
+    "space given expected",
+    (spaces.Discrete(3, start=2), np.array([0, 2]), [2, 4]),
+    (spaces.MultiDiscrete([2, 3]), np.array([[1, 2], [0, 0]]), [[1, 2], [0, 0]]),
+    (spaces.Box(-1.0, 1.0, (2,), np.float64), np.array([[2.0, 0.5], [-9.0, 0.0]]), [[1.0, 0.5], [-1.0, 0.0]]),
 )
 def test_actions_arrive_as_the_space_has_them(space: Any, given: Any, expected: Any) -> None:
     envs = [Asked(space, Ladder.observation_space) for _ in range(2)]

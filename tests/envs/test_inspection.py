@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tables import cases
 
 from ejax.check import main
 from ejax.envs.task.inspection import inspect_model
@@ -46,20 +47,13 @@ def test_a_sound_model_has_no_warnings_and_its_units_are_named() -> None:
     assert found.facts["mass"] == "1 kg that moves" and found.facts["meshes"] == "none"
 
 
-@pytest.mark.parametrize(
-    ("written", "kind", "control", "gains"),
-    [
-        ('<motor name="d" joint="elbow" gear="2" ctrlrange="-1 1"/>', "motor", "torque -2 to 2 N m", "gain 1, gear 2"),
-        ('<velocity name="d" joint="elbow" kv="4" ctrlrange="-1 1"/>', "velocity", "-1 to 1 rad/s", "kv 4"),
-        ('<general name="d" joint="elbow" gainprm="5" biastype="affine" biasprm="0 -5 -1"/>', "position", "", "kp 5"),
-        (
-            '<general name="d" joint="elbow" gainprm="5" biastype="affine" biasprm="1 -2 0"/>',
-            "general",
-            "",
-            "bias 1 -2",
-        ),
-        ('<adhesion name="d" body="arm" gain="3" ctrlrange="0 1"/>', "adhesion", "0 to 1", "gain 3"),
-    ],
+@cases(
+    "written kind control gains",
+    ('<motor name="d" joint="elbow" gear="2" ctrlrange="-1 1"/>', "motor", "torque -2 to 2 N m", "gain 1, gear 2"),
+    ('<velocity name="d" joint="elbow" kv="4" ctrlrange="-1 1"/>', "velocity", "-1 to 1 rad/s", "kv 4"),
+    ('<general name="d" joint="elbow" gainprm="5" biastype="affine" biasprm="0 -5 -1"/>', "position", "", "kp 5"),
+    ('<general name="d" joint="elbow" gainprm="5" biastype="affine" biasprm="1 -2 0"/>', "general", "", "bias 1 -2"),
+    ('<adhesion name="d" body="arm" gain="3" ctrlrange="0 1"/>', "adhesion", "0 to 1", "gain 3"),
 )
 def test_the_kind_of_an_actuator_is_what_it_does(written: str, kind: str, control: str, gains: str) -> None:
     xml = DRIVE.sub(written, MODEL).replace(' ctrl="0.2"', "")
@@ -67,30 +61,28 @@ def test_the_kind_of_an_actuator_is_what_it_does(written: str, kind: str, contro
     assert row[1] == kind and control in f"{row[3]} {row[4]}" and gains in row[5]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({'range="-1.5 1.5" d': 'range="-90 90" d'}, "elbow .*degrees need <compiler"),
-        ({'angle="radian"': 'angle="degree"'}, r"elbow \(-0.02618 to 0.02618 rad\); radians need <compiler"),
-        ({'ctrlrange="-1.5 1.5"': ""}, "drive: no ctrlrange, which actions of ±1 are scaled to"),
-        ({'ctrlrange="-1.5 1.5"': 'ctrlrange="-90 90"'}, r"drive \(-90 to 90\): a ctrlrange far beyond the joint's"),
-        ({'forcerange="-3 3"': ""}, "drive: a position drive without a limit of its force"),
-        ({' kv="1"': "", ' damping="0.1"': ""}, "drive: a position drive without damping"),
-        ({DRIVE.findall(MODEL)[0]: "", ' ctrl="0.2"': ""}, "there are no actuators"),
-        (
-            {INERTIAL: "", "<geom name": '<geom type="sphere" size=".1" contype="0" conaffinity="0"/><geom name'},
-            "arm: geoms that only show weigh too",
-        ),
-        (
-            {INERTIAL: "", 'size=".1 .1 .1"/>': f'size=".1 .1 .1" mass="0"/><body>{INERTIAL}</body>'},
-            "arm: moves and weighs nothing by itself",
-        ),
-        ({'qpos="0.2"': 'qpos="2"'}, r"keyframes beyond a joint's range: home \(elbow\)"),
-        ({'ctrl="0.2"': 'ctrl="2"'}, r"keyframes beyond a ctrlrange: home \(drive\)"),
-        ({'pos="0 0 1"': 'pos="0 0 0.05"'}, r"overlap at the start: arm and world \(\d+.\d mm\)"),
-        ({MESH: NOTCHED, BOX: 'type="mesh" mesh="hull"'}, r"of a far greater volume: hull \(\d.\d times\)"),
-        ({MESH: ROUND, BOX: 'type="mesh" mesh="hull"', 'pos="0 0 1"': 'pos="0 0 9"'}, r"slow on MJX: hull \(300\)"),
-    ],
+@cases(
+    "changes message",
+    ({'range="-1.5 1.5" d': 'range="-90 90" d'}, "elbow .*degrees need <compiler"),
+    ({'angle="radian"': 'angle="degree"'}, r"elbow \(-0.02618 to 0.02618 rad\); radians need <compiler"),
+    ({'ctrlrange="-1.5 1.5"': ""}, "drive: no ctrlrange, which actions of ±1 are scaled to"),
+    ({'ctrlrange="-1.5 1.5"': 'ctrlrange="-90 90"'}, r"drive \(-90 to 90\): a ctrlrange far beyond the joint's"),
+    ({'forcerange="-3 3"': ""}, "drive: a position drive without a limit of its force"),
+    ({' kv="1"': "", ' damping="0.1"': ""}, "drive: a position drive without damping"),
+    ({DRIVE.findall(MODEL)[0]: "", ' ctrl="0.2"': ""}, "there are no actuators"),
+    (
+        {INERTIAL: "", "<geom name": '<geom type="sphere" size=".1" contype="0" conaffinity="0"/><geom name'},
+        "arm: geoms that only show weigh too",
+    ),
+    (
+        {INERTIAL: "", 'size=".1 .1 .1"/>': f'size=".1 .1 .1" mass="0"/><body>{INERTIAL}</body>'},
+        "arm: moves and weighs nothing by itself",
+    ),
+    ({'qpos="0.2"': 'qpos="2"'}, r"keyframes beyond a joint's range: home \(elbow\)"),
+    ({'ctrl="0.2"': 'ctrl="2"'}, r"keyframes beyond a ctrlrange: home \(drive\)"),
+    ({'pos="0 0 1"': 'pos="0 0 0.05"'}, r"overlap at the start: arm and world \(\d+.\d mm\)"),
+    ({MESH: NOTCHED, BOX: 'type="mesh" mesh="hull"'}, r"of a far greater volume: hull \(\d.\d times\)"),
+    ({MESH: ROUND, BOX: 'type="mesh" mesh="hull"', 'pos="0 0 1"': 'pos="0 0 9"'}, r"slow on MJX: hull \(300\)"),
 )
 def test_what_commonly_goes_wrong_is_a_warning(changes: dict[str, str], message: str) -> None:
     texts = warned(changes)
@@ -99,20 +91,13 @@ def test_what_commonly_goes_wrong_is_a_warning(changes: dict[str, str], message:
     assert len(texts) == 1 or "angle" in str(changes)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "code", "message"),
-    [
-        ("robot.xml", MODEL, 0, r"drive +position +elbow +target angle"),
-        (
-            "robot.xml",
-            MODEL.replace('kv="1"', 'kv="1" timeconst="1"'),
-            2,
-            r"error: .*actuator 'drive' has an activation",
-        ),
-        ("robot.xml", MODEL.replace('qpos="0.2"', 'qpos="0.2 1"'), 2, "keyframe 'home': invalid qpos size"),
-        ("robot.xml", MODEL.replace('joint="elbow"', 'joint="knee"'), 2, "knee"),
-        ("robot.xml", "no model", 2, "XML"),
-    ],
+@cases(
+    "name text code message",
+    ("robot.xml", MODEL, 0, r"drive +position +elbow +target angle"),
+    ("robot.xml", MODEL.replace('kv="1"', 'kv="1" timeconst="1"'), 2, r"error: .*actuator 'drive' has an activation"),
+    ("robot.xml", MODEL.replace('qpos="0.2"', 'qpos="0.2 1"'), 2, "keyframe 'home': invalid qpos size"),
+    ("robot.xml", MODEL.replace('joint="elbow"', 'joint="knee"'), 2, "knee"),
+    ("robot.xml", "no model", 2, "XML"),
 )
 def test_a_file_is_reported(
     name: str, text: str, code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -133,14 +118,12 @@ def test_a_task_is_checked_by_name_with_its_model(
     assert "Crane fits: shapes and types of reset and step" in shown
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["own_robot:Cran"], "has no 'Cran'. Did you mean 'Crane'?"),
-        (["own_robot.yml"], "own_robot.yml"),
-        ([str(EXAMPLES / "crane" / "scene.xml"), "env.cfg.physics=mjx"], "a robot's file has no options"),
-        ([str(EXAMPLES / "crane" / "scene.xml"), "--keyframe", "homo"], "no keyframe 'homo'; there is home"),
-    ],
+@cases(
+    "words message",
+    (["own_robot:Cran"], "has no 'Cran'. Did you mean 'Crane'?"),
+    (["own_robot.yml"], "own_robot.yml"),
+    ([str(EXAMPLES / "crane" / "scene.xml"), "env.cfg.physics=mjx"], "a robot's file has no options"),
+    ([str(EXAMPLES / "crane" / "scene.xml"), "--keyframe", "homo"], "no keyframe 'homo'; there is home"),
 )
 def test_what_cannot_be_checked_is_refused(
     words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -7,6 +7,7 @@ import mujoco
 import numpy as np
 import pytest
 from stick_robots import h1_2_sticks, microduck_sticks
+from tables import cases
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.model import LeggedModel, make_legged_model, read_links
@@ -84,31 +85,25 @@ def test_a_users_file_has_the_drives_feet_and_contacts_of_the_robot(name: str, t
     assert len(legged.self_sensors) == (2 if robot is H1_2 else 0)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "text"),
-    [
-        (
-            '"left_knee_joint"',
-            '"left_knee"',
-            "has no joint left_knee_joint, which h1_2 needs; it has left_hip_yaw_joint",
-        ),
-        ('"torso_link"', '"torso"', "has no body torso_link, which h1_2 needs; it has pelvis"),
-        (
-            "</worldbody>",
-            '<body><joint name="finger"/><geom size="1"/></body></worldbody>',
-            "has joints that no drive of h1_2 moves: finger",
-        ),
-        ('<geom type="sphere"', '<geom contype="0" conaffinity="0" type="sphere"', "it has none but meshes"),
-        ('name="left_knee_link"', 'name="left_kne_link"', r"no collision geom is like 'left_\(shin"),
-        ("<worldbody>", "<world>", "MuJoCo does not read"),
-        ('range="-2 2"', "", "has joints that are not hinges with a range: left_hip_yaw_joint, left_hip_pitch_joint"),
-        ('type="sphere"', 'type="sphere" material="steel"', "MuJoCo does not"),
-        (
-            "</worldbody>",
-            '</worldbody><equality><joint name="both" joint1="left_knee_joint" joint2="right_knee_joint"/></equality>',
-            "has both: robots have no equalities",
-        ),
-    ],
+@cases(
+    "old new text",
+    ('"left_knee_joint"', '"left_knee"', "has no joint left_knee_joint, which h1_2 needs; it has left_hip_yaw_joint"),
+    ('"torso_link"', '"torso"', "has no body torso_link, which h1_2 needs; it has pelvis"),
+    (
+        "</worldbody>",
+        '<body><joint name="finger"/><geom size="1"/></body></worldbody>',
+        "has joints that no drive of h1_2 moves: finger",
+    ),
+    ('<geom type="sphere"', '<geom contype="0" conaffinity="0" type="sphere"', "it has none but meshes"),
+    ('name="left_knee_link"', 'name="left_kne_link"', r"no collision geom is like 'left_\(shin"),
+    ("<worldbody>", "<world>", "MuJoCo does not read"),
+    ('range="-2 2"', "", "has joints that are not hinges with a range: left_hip_yaw_joint, left_hip_pitch_joint"),
+    ('type="sphere"', 'type="sphere" material="steel"', "MuJoCo does not"),
+    (
+        "</worldbody>",
+        '</worldbody><equality><joint name="both" joint1="left_knee_joint" joint2="right_knee_joint"/></equality>',
+        "has both: robots have no equalities",
+    ),
 )
 def test_a_file_that_lacks_something_is_refused_with_what_it_has(old: str, new: str, text: str, tmp_path: Path) -> None:
     assert old in h1_2_sticks()

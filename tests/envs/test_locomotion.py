@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.envs.locomotion.catalog import robot_names, velocity_task
 from ejax.envs.locomotion.model import PLACE_WIDTH, LeggedModel, make_legged_model
@@ -263,9 +264,7 @@ def test_a_command_is_replaced_when_its_time_is_up() -> None:
     assert new.steps_left > 1
 
 
-@pytest.mark.parametrize(
-    "changes", [{"lin_vel_x": (1.0, 0.0)}, {"standing": 1.5}, {"resampling_time": (0.0, 1.0)}], ids=str
-)
+@cases("changes", {"lin_vel_x": (1.0, 0.0)}, {"standing": 1.5}, {"resampling_time": (0.0, 1.0)}, ids=str)
 def test_ranges_that_cannot_be_are_refused(changes: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         CommandRanges(**changes)

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.task.terms import Term
@@ -83,51 +84,49 @@ def observe(view: LeggedState, names: tuple[str, ...]) -> Any:
     return observe_terms([Term(name=name, func=OBSERVATIONS[name]) for name in names], world_of(view))
 
 
-@pytest.mark.parametrize(
-    ("name", "view", "params", "expected"),
-    [
-        ("track_linear_velocity", VIEW, {"std": 0.5}, np.exp(-(0.3**2 + 0.4**2 + 0.1**2) / 0.25)),
-        ("track_linear_velocity", VIEW, {"std": 0.5, "vertical": 2.0}, np.exp(-(0.25 + 0.02) / 0.25)),
-        ("track_angular_velocity", VIEW, {"std": 0.7}, np.exp(-(0.2**2 + 0.2**2 + 0.1**2) / 0.49)),
-        ("track_angular_velocity", VIEW, {"std": 0.7, "tilting": 0.05}, np.exp(-(0.04 + 0.05 * 0.05) / 0.49)),
-        ("upright", VIEW, {"std": 0.5}, np.exp(-0.25 / 0.25)),
-        ("body_orientation_l2", VIEW, {}, 0.01 + 0.04),
-        ("lin_vel_z_l2", VIEW, {}, 0.1**2),
-        ("ang_vel_xy_l2", VIEW, {}, 0.2**2 + 0.1**2),
-        ("joint_torques_l2", VIEW, {}, 12 * 3.0**2),
-        ("flight_time", VIEW, {"threshold": 0.5, "command_threshold": 0.1}, 0.7 - 0.5),
-        ("flight_time", VIEW, {"threshold": 1.0, "command_threshold": 0.1}, 0.7 - 1.0),
-        # turning alone is no walking
-        ("flight_time", replace(VIEW, command=jnp.array([0.0, 0.05, 0.9])), {"threshold": 0.5, **MOVES}, 0.0),
-        ("unwanted_contacts", VIEW, {"threshold": 1.0}, 2.0),
-        ("body_ang_vel", VIEW, {}, 1.0 + 4.0),
-        # masses 1 and 3 at 0 and 2: the mean is at 1.5 and moves with 2.25; (−1.5)·1·(−2.25) + 0.5·3·0.75 = 4.5
-        ("angular_momentum", VIEW, {}, 4.5**2),
-        ("pose", BENT, POSE, np.exp(-MEAN_BENT / 0.2**2)),
-        ("pose", replace(BENT, command=jnp.zeros(3)), POSE, np.exp(-MEAN_BENT / 0.1**2)),
-        ("pose", FAST, POSE, np.exp(-MEAN_BENT / 0.4**2)),
-        ("joint_pos_limits", BENT, {}, 4 * 0.2 + 4 * 0.1),
-        ("joint_pos_limits", VIEW, {}, 0.0),
-        ("joint_acc_l2", VIEW, {}, 12 * 4.0),
-        ("action_rate_l2", VIEW, {}, 12 * 0.25**2),
-        ("is_terminated", VIEW, {}, 1.0),
-        ("feet_air_time", VIEW, {"threshold_min": 0.05, "threshold_max": 0.5, **ON}, 1.0),
-        ("feet_air_time", STOPPED, {"threshold_min": 0.05, "threshold_max": 0.5, **ON}, 0.0),
-        # 0.75 s are 1.5 periods: phases 0.5, 0.0, 0.7, 0.1, so that feet 0, 1 and 3 should touch; 1 does not
-        ("foot_gait", VIEW, GAIT, 3.0 / 4.0),
-        ("foot_gait", STOPPED, GAIT, 0.0),
-        ("foot_clearance", VIEW, {"target_height": 0.1, **ON}, 0.08 * 5.0 + 0.0 * 1.0 + 0.05 * 0.0 + 0.05 * 1.0),
-        ("foot_clearance", STOPPED, {"target_height": 0.1, **ON}, 0.0),
-        ("foot_swing_height", VIEW, {"target_height": 0.1, **ON}, 0.5**2),
-        ("foot_swing_height", STOPPED, {"target_height": 0.1, **ON}, 0.0),
-        ("foot_slip", VIEW, ON, 25.0 + 1.0),
-        ("foot_slip", STOPPED, ON, 0.0),
-        ("soft_landing", VIEW, ON, 13.0),
-        ("soft_landing", STOPPED, ON, 0.0),
-        ("stand_still", BENT, ON, 0.0),
-        ("stand_still", replace(BENT, command=STOPPED.command), ON, 12 * MEAN_BENT),
-        ("self_collisions", VIEW, {}, 3.0),
-    ],
+@cases(
+    "name view params expected",
+    ("track_linear_velocity", VIEW, {"std": 0.5}, np.exp(-(0.3**2 + 0.4**2 + 0.1**2) / 0.25)),
+    ("track_linear_velocity", VIEW, {"std": 0.5, "vertical": 2.0}, np.exp(-(0.25 + 0.02) / 0.25)),
+    ("track_angular_velocity", VIEW, {"std": 0.7}, np.exp(-(0.2**2 + 0.2**2 + 0.1**2) / 0.49)),
+    ("track_angular_velocity", VIEW, {"std": 0.7, "tilting": 0.05}, np.exp(-(0.04 + 0.05 * 0.05) / 0.49)),
+    ("upright", VIEW, {"std": 0.5}, np.exp(-0.25 / 0.25)),
+    ("body_orientation_l2", VIEW, {}, 0.01 + 0.04),
+    ("lin_vel_z_l2", VIEW, {}, 0.1**2),
+    ("ang_vel_xy_l2", VIEW, {}, 0.2**2 + 0.1**2),
+    ("joint_torques_l2", VIEW, {}, 12 * 3.0**2),
+    ("flight_time", VIEW, {"threshold": 0.5, "command_threshold": 0.1}, 0.7 - 0.5),
+    ("flight_time", VIEW, {"threshold": 1.0, "command_threshold": 0.1}, 0.7 - 1.0),
+    # turning alone is no walking
+    ("flight_time", replace(VIEW, command=jnp.array([0.0, 0.05, 0.9])), {"threshold": 0.5, **MOVES}, 0.0),
+    ("unwanted_contacts", VIEW, {"threshold": 1.0}, 2.0),
+    ("body_ang_vel", VIEW, {}, 1.0 + 4.0),
+    # masses 1 and 3 at 0 and 2: the mean is at 1.5 and moves with 2.25; (−1.5)·1·(−2.25) + 0.5·3·0.75 = 4.5
+    ("angular_momentum", VIEW, {}, 4.5**2),
+    ("pose", BENT, POSE, np.exp(-MEAN_BENT / 0.2**2)),
+    ("pose", replace(BENT, command=jnp.zeros(3)), POSE, np.exp(-MEAN_BENT / 0.1**2)),
+    ("pose", FAST, POSE, np.exp(-MEAN_BENT / 0.4**2)),
+    ("joint_pos_limits", BENT, {}, 4 * 0.2 + 4 * 0.1),
+    ("joint_pos_limits", VIEW, {}, 0.0),
+    ("joint_acc_l2", VIEW, {}, 12 * 4.0),
+    ("action_rate_l2", VIEW, {}, 12 * 0.25**2),
+    ("is_terminated", VIEW, {}, 1.0),
+    ("feet_air_time", VIEW, {"threshold_min": 0.05, "threshold_max": 0.5, **ON}, 1.0),
+    ("feet_air_time", STOPPED, {"threshold_min": 0.05, "threshold_max": 0.5, **ON}, 0.0),
+    # 0.75 s are 1.5 periods: phases 0.5, 0.0, 0.7, 0.1, so that feet 0, 1 and 3 should touch; 1 does not
+    ("foot_gait", VIEW, GAIT, 3.0 / 4.0),
+    ("foot_gait", STOPPED, GAIT, 0.0),
+    ("foot_clearance", VIEW, {"target_height": 0.1, **ON}, 0.08 * 5.0 + 0.0 * 1.0 + 0.05 * 0.0 + 0.05 * 1.0),
+    ("foot_clearance", STOPPED, {"target_height": 0.1, **ON}, 0.0),
+    ("foot_swing_height", VIEW, {"target_height": 0.1, **ON}, 0.5**2),
+    ("foot_swing_height", STOPPED, {"target_height": 0.1, **ON}, 0.0),
+    ("foot_slip", VIEW, ON, 25.0 + 1.0),
+    ("foot_slip", STOPPED, ON, 0.0),
+    ("soft_landing", VIEW, ON, 13.0),
+    ("soft_landing", STOPPED, ON, 0.0),
+    ("stand_still", BENT, ON, 0.0),
+    ("stand_still", replace(BENT, command=STOPPED.command), ON, 12 * MEAN_BENT),
+    ("self_collisions", VIEW, {}, 3.0),
 )
 def test_a_reward_is_its_formula(name: str, view: LeggedState, params: dict[str, Any], expected: float) -> None:
     np.testing.assert_allclose(TERMS["rewards"][name](world_of(view), **params), expected, rtol=1e-5, atol=1e-6)
@@ -142,15 +141,13 @@ def test_every_reward_has_a_test() -> None:
     assert {case[0] for case in cases} == {each.__name__ for each in LEGGED_REWARDS}
 
 
-@pytest.mark.parametrize(
-    ("name", "limit", "fails"),
-    [
-        ("bad_orientation", 0.52, True),  # cos⁻¹ √0.75 = 0.5236
-        ("bad_orientation", 0.53, False),
-        ("illegal_contact", 0.0, False),
-        ("root_height_below_minimum", 0.31, True),
-        ("root_height_below_minimum", 0.29, False),
-    ],
+@cases(
+    "name limit fails",
+    ("bad_orientation", 0.52, True),  # cos⁻¹ √0.75 = 0.5236
+    ("bad_orientation", 0.53, False),
+    ("illegal_contact", 0.0, False),
+    ("root_height_below_minimum", 0.31, True),
+    ("root_height_below_minimum", 0.29, False),
 )
 def test_an_end_is_beyond_its_limit(name: str, limit: float, fails: bool) -> None:
     assert bool(TERMS["terminations"][name](world_of(VIEW), limit).fail) is fails

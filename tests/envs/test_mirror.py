@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.mirror import Mirror, changed, make_mirror, mirror_joints
@@ -56,11 +57,7 @@ def mirrored(env: VelocityRL, state: VelocityState) -> VelocityState:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("robot", "off"),
-    # rad, m/s, rad/s: the links of Unitree's robots, which CAD made, differ a little from side to side
-    [("quadruped", 1e-6), ("go1", 0.05), ("g1", 0.05)],
-)
+@cases("robot off", ("quadruped", 1e-6), ("go1", 0.05), ("g1", 0.05))
 def test_a_mirrored_state_moves_in_the_mirrored_way(robot: str, off: float) -> None:
     env = environment(robot)
     made, step = image(env), jax.jit(env.step)

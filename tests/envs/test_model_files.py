@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tables import cases
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.model import read_links
@@ -16,18 +17,16 @@ GOOD = '<mujoco><worldbody><geom size="1"/></worldbody></mujoco>'
 MESH = '<mujoco><compiler {0}/><asset><{1}/></asset><worldbody><geom type="mesh" mesh="a"/></worldbody></mujoco>'
 
 
-@pytest.mark.parametrize(
+@cases(
     "xml",
-    [
-        '<mujoco><include file="pipe"/></mujoco>',
-        '<mujoco><include file="sub/other.xml"/></mujoco>',
-        '<mujoco><asset><model name="m" file="sub/other.xml"/></asset></mujoco>',
-        MESH.format('meshdir="sub"', 'mesh name="a" file="pipe.stl"'),
-        MESH.format('texturedir="sub"', 'texture name="a" type="cube" fileright="pipe.stl"'),
-        MESH.format("", 'hfield name="a" file="pipe" size="1 1 1 1"'),
-        MESH.format("", 'mesh name="a" file="{here}/pipe"'),
-        '<robot name="r"><link name="l"><visual><geometry><mesh filename="package://x/pipe"/></geometry></visual></link></robot>',
-    ],
+    '<mujoco><include file="pipe"/></mujoco>',
+    '<mujoco><include file="sub/other.xml"/></mujoco>',
+    '<mujoco><asset><model name="m" file="sub/other.xml"/></asset></mujoco>',
+    MESH.format('meshdir="sub"', 'mesh name="a" file="pipe.stl"'),
+    MESH.format('texturedir="sub"', 'texture name="a" type="cube" fileright="pipe.stl"'),
+    MESH.format("", 'hfield name="a" file="pipe" size="1 1 1 1"'),
+    MESH.format("", 'mesh name="a" file="{here}/pipe"'),
+    '<robot name="r"><link name="l"><visual><geometry><mesh filename="package://x/pipe"/></geometry></visual></link></robot>',
     ids=["include", "in an include", "in a model", "mesh", "texture", "hfield", "absolute", "urdf"],
 )
 def test_a_pipe_is_refused_by_name(xml: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from cube_sweep import C_ENGINE, CUBE, assert_same_bits, sweep, trajectory
 from numpy.typing import NDArray
+from tables import cases
 
 from ejax.envs.mujoco.drawing import Appearance, default_view
 from ejax.envs.mujoco.engine import Physics, PhysicsState, render
@@ -46,13 +47,11 @@ def nested(state: PhysicsState, ctrl: Array) -> PhysicsState:
     return jax.tree.map(lambda x: x.reshape(1, 6, -1), after)
 
 
-@pytest.mark.parametrize(
+@cases(
     "again",
-    [
-        lambda state, ctrl: trajectory(C_ENGINE, state, ctrl),
-        lambda state, ctrl: trajectory(Physics("push_cube.xml"), state, ctrl),
-        nested,
-    ],
+    lambda state, ctrl: trajectory(C_ENGINE, state, ctrl),
+    lambda state, ctrl: trajectory(Physics("push_cube.xml"), state, ctrl),
+    nested,
     ids=["once more", "auto, on a CPU", "a batch of batches"],
 )
 def test_the_same_inputs_give_the_same_bits(again: Callable[..., PhysicsState]) -> None:

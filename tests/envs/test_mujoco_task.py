@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 from tiny import tiny
 
 from ejax import MuJoCoTask, World, check_env
@@ -295,53 +296,47 @@ def test_a_file_is_found_beside_the_class(tmp_path: Path, monkeypatch: pytest.Mo
     assert Mine().asset == str(tmp_path / "robot.xml")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": ""}, "there is no model; write model = 'robot.xml'"),
-        ({"model": "no_such.xml"}, "no file no_such.xml in "),
-        ({"model": "<mujoco><worldbody><bdy/></worldbody></mujoco>"}, "bdy"),
-        ({"model": "<mujoco/>"}, "the model has no actuators"),
-        ({"model": MODEL.replace('ctrlrange="-2 2" ctrllimited="true"', "")}, "actuator 'push' has no ctrlrange"),
-        ({"keyframe": "homo"}, r"no keyframe 'homo'; there is tilted, home\. Did you mean 'home'\?"),
-        ({"control_period": 0.025}, r"multiple of the model's timestep of 0.01 s, got 0.025; give 0.02 or 0.03"),
-        ({"episode_length": 0}, "episode_length must be > 0, got 0"),
-        ({"weights": {"near": "much"}}, "weights must be numbers, got {'near': 'much'}"),
-        ({"weights": {"new": {"func": "sucess_reward"}}}, r"weights\.new\.func: .*Did you mean 'success_reward'"),
-        ({"actions": ("one", "two", "three")}, "3 actions for 2 actuators; give control"),
-        ({"physics": "bullet"}, "must be 'auto', 'mujoco'"),
-        ({"start": lambda self, key, world: world.place("gaol", [0.0] * 3)}, r"line \d+: no body 'gaol'"),
-        ({"observe": lambda self, world: {}}, "observe gave no numbers"),
-        ({"observe": lambda self, world: {"pose": jnp.eye(3)}}, r"must be scalars and vectors, got pose \(3, 3\)"),
-    ],
+@cases(
+    "changes message",
+    ({"model": ""}, "there is no model; write model = 'robot.xml'"),
+    ({"model": "no_such.xml"}, "no file no_such.xml in "),
+    ({"model": "<mujoco><worldbody><bdy/></worldbody></mujoco>"}, "bdy"),
+    ({"model": "<mujoco/>"}, "the model has no actuators"),
+    ({"model": MODEL.replace('ctrlrange="-2 2" ctrllimited="true"', "")}, "actuator 'push' has no ctrlrange"),
+    ({"keyframe": "homo"}, r"no keyframe 'homo'; there is tilted, home\. Did you mean 'home'\?"),
+    ({"control_period": 0.025}, r"multiple of the model's timestep of 0.01 s, got 0.025; give 0.02 or 0.03"),
+    ({"episode_length": 0}, "episode_length must be > 0, got 0"),
+    ({"weights": {"near": "much"}}, "weights must be numbers, got {'near': 'much'}"),
+    ({"weights": {"new": {"func": "sucess_reward"}}}, r"weights\.new\.func: .*Did you mean 'success_reward'"),
+    ({"actions": ("one", "two", "three")}, "3 actions for 2 actuators; give control"),
+    ({"physics": "bullet"}, "must be 'auto', 'mujoco'"),
+    ({"start": lambda self, key, world: world.place("gaol", [0.0] * 3)}, r"line \d+: no body 'gaol'"),
+    ({"observe": lambda self, world: {}}, "observe gave no numbers"),
+    ({"observe": lambda self, world: {"pose": jnp.eye(3)}}, r"must be scalars and vectors, got pose \(3, 3\)"),
 )
 def test_what_cannot_be_a_task_is_refused_when_it_is_made(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         type("Odd", (Reach,), changes)()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"weights": {"naer": 1.0}}, r"weights names no term 'naer'; there is near, effort\. Did you mean 'near'\?"),
-        ({"rewards": lambda self, world, before: {"a": world.qpos}}, r"must be a scalar; a has shape \(2,\)"),
-        ({"rewards": lambda self, world, before: {}}, "rewards gave no terms"),
-        ({"fails": lambda self, world: world.time}, r"fails must be true or false, got float32\[\]"),
-        ({"control": lambda self, world, action: action[:1]}, r"control gave shape \(1,\); .* take \(2,\)"),
-        (
-            {"update": lambda self, key, world, before: world.keep(new=1)},
-            r"state.kept\['new'\]: got int32\[\]; reset gives",
-        ),
-    ],
+@cases(
+    "changes message",
+    ({"weights": {"naer": 1.0}}, r"weights names no term 'naer'; there is near, effort\. Did you mean 'near'\?"),
+    ({"rewards": lambda self, world, before: {"a": world.qpos}}, r"must be a scalar; a has shape \(2,\)"),
+    ({"rewards": lambda self, world, before: {}}, "rewards gave no terms"),
+    ({"fails": lambda self, world: world.time}, r"fails must be true or false, got float32\[\]"),
+    ({"control": lambda self, world, action: action[:1]}, r"control gave shape \(1,\); .* take \(2,\)"),
+    (
+        {"update": lambda self, key, world, before: world.keep(new=1)},
+        r"state.kept\['new'\]: got int32\[\]; reset gives",
+    ),
 )
 def test_what_a_step_gets_wrong_is_reported_before_it_is_compiled(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_env(type("Odd", (Reach,), changes)())
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"), [("fail", "fails"), ("episode_lenght", "episode_length"), ("reward", "rewards")]
-)
+@cases("name meant", ("fail", "fails"), ("episode_lenght", "episode_length"), ("reward", "rewards"))
 def test_a_misspelt_method_or_attribute_is_refused(name: str, meant: str) -> None:
     with pytest.raises(TypeError, match=f"Odd.{name} is not used. Did you mean '{meant}'"):
         type("Odd", (Reach,), {name: 1})
@@ -350,16 +345,14 @@ def test_a_misspelt_method_or_attribute_is_refused(name: str, meant: str) -> Non
 HINGE, OTHER, SLIDE = '<joint axis="0 1 0"/>', '<joint axis="1 0 0"/>', '<joint type="slide" axis="1 0 0"/>'
 
 
-@pytest.mark.parametrize(
-    ("joints", "names"),
-    [
-        (HINGE, ["pole angle [rad]"]),
-        (HINGE + OTHER, ["pole 1 angle [rad]", "pole 2 angle [rad]"]),
-        (SLIDE + HINGE, ["pole 1 position [m]", "pole 2 angle [rad]"]),
-        ('<joint name="pole" axis="1 0 0"/>' + HINGE, ["pole angle [rad]", "pole 2 angle [rad]"]),
-        ('<joint name="arm/pole" axis="1 0 0"/>' + HINGE, ["arm/pole angle [rad]", "pole angle [rad]"]),
-        ('<joint type="ball"/>', ["pole quaternion [1]"]),
-    ],
+@cases(
+    "joints names",
+    (HINGE, ["pole angle [rad]"]),
+    (HINGE + OTHER, ["pole 1 angle [rad]", "pole 2 angle [rad]"]),
+    (SLIDE + HINGE, ["pole 1 position [m]", "pole 2 angle [rad]"]),
+    ('<joint name="pole" axis="1 0 0"/>' + HINGE, ["pole angle [rad]", "pole 2 angle [rad]"]),
+    ('<joint name="arm/pole" axis="1 0 0"/>' + HINGE, ["arm/pole angle [rad]", "pole angle [rad]"]),
+    ('<joint type="ball"/>', ["pole quaternion [1]"]),
 )
 def test_each_joint_of_a_body_is_observed_under_a_name_of_its_own(joints: str, names: list[str]) -> None:
     model = MODEL.replace('<joint name="hinge" axis="0 1 0" damping="0.1"/>', joints)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import pytest
+from tables import cases
 from tiny import tiny
 
 from ejax.config import ConfigError, RunConfig, parse_config
@@ -35,17 +36,15 @@ def place_of(config: RunConfig, *origin: Any) -> RunLocation:
         return locate_run(config, Origin(*origin), locks)
 
 
-@pytest.mark.parametrize(
-    ("platform", "packages", "engine", "why"),
-    [
-        ("cpu", ("warp-lang", "mujoco-warp"), "mujoco", "JAX computes on the CPU"),
-        ("cuda", ("warp-lang", "mujoco-warp"), "warp", "JAX computes on CUDA, and mujoco-warp 1.0 is installed"),
-        ("cuda", ("mujoco-mjx", "warp-lang"), "mjx", "Warp is not installed"),  # what Warp was with MuJoCo 3
-        ("cuda", ("mujoco-mjx",), "mjx", "Warp is not installed: pip install -e '.[warp]' in ejax's folder"),
-        ("cuda", (), "mjx", "Warp is not installed: pip install -e '.[warp]' in ejax's folder"),
-        ("tpu", ("warp-lang", "mujoco-warp"), "mjx", "JAX computes on tpu, where Warp does not run"),
-        ("rocm", ("warp-lang", "mujoco-warp"), "mjx", "JAX computes on rocm, where Warp does not run"),
-    ],
+@cases(
+    "platform packages engine why",
+    ("cpu", ("warp-lang", "mujoco-warp"), "mujoco", "JAX computes on the CPU"),
+    ("cuda", ("warp-lang", "mujoco-warp"), "warp", "JAX computes on CUDA, and mujoco-warp 1.0 is installed"),
+    ("cuda", ("mujoco-mjx", "warp-lang"), "mjx", "Warp is not installed"),  # what Warp was with MuJoCo 3
+    ("cuda", ("mujoco-mjx",), "mjx", "Warp is not installed: pip install -e '.[warp]' in ejax's folder"),
+    ("cuda", (), "mjx", "Warp is not installed: pip install -e '.[warp]' in ejax's folder"),
+    ("tpu", ("warp-lang", "mujoco-warp"), "mjx", "JAX computes on tpu, where Warp does not run"),
+    ("rocm", ("warp-lang", "mujoco-warp"), "mjx", "JAX computes on rocm, where Warp does not run"),
 )
 def test_auto_goes_by_the_device_and_by_what_is_installed(
     monkeypatch: pytest.MonkeyPatch, platform: str, packages: tuple[str, ...], engine: str, why: str
@@ -101,13 +100,11 @@ def test_the_engine_of_a_drawn_environment_is_settled_inside_it(monkeypatch: pyt
     assert settled.env.cfg == {"reset_range": 0.1, "physics": "mjx"}
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"physics": "warp"}, r"env.cfg.physics: got 'warp', which is not installed: pip install -e '\.\[warp\]'"),
-        ({"physics": "mjx"}, r"env.cfg.physics: got 'mjx', which is not installed: pip install -e '\.\[mjx\]'"),
-        ({}, r"env.cfg.physics: 'auto' is mjx here, which is not installed: pip install -e '\.\[mjx\]'"),
-    ],
+@cases(
+    "given text",
+    ({"physics": "warp"}, r"env.cfg.physics: got 'warp', which is not installed: pip install -e '\.\[warp\]'"),
+    ({"physics": "mjx"}, r"env.cfg.physics: got 'mjx', which is not installed: pip install -e '\.\[mjx\]'"),
+    ({}, r"env.cfg.physics: 'auto' is mjx here, which is not installed: pip install -e '\.\[mjx\]'"),
 )
 def test_an_engine_that_is_not_installed_is_refused_before_there_is_a_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: dict[str, str], text: str

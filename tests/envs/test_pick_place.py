@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import PhysicsState
@@ -209,16 +210,14 @@ def standing(was_lifted: bool = True, offset: float = 0.0, speed: float = 0.0, t
     return state.replace(physics=physics, was_lifted=jnp.array(was_lifted))
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        ({}, True),
-        ({"offset": 0.025}, True),
-        ({"offset": 0.035}, False),
-        ({"was_lifted": False}, False),
-        ({"speed": 1.0}, False),
-        ({"travel": 0.016}, False),
-    ],
+@cases(
+    "state expected",
+    ({}, True),
+    ({"offset": 0.025}, True),
+    ({"offset": 0.035}, False),
+    ({"was_lifted": False}, False),
+    ({"speed": 1.0}, False),
+    ({"travel": 0.016}, False),
     ids=["there", "within 3 cm", "beyond 3 cm", "pushed, not lifted", "moving", "held"],
 )
 def test_success_is_a_lifted_cube_at_rest_and_released_at_the_goal(state: dict[str, float], expected: bool) -> None:

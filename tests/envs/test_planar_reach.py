@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.algorithms.apg import APGConfig, apg_update
 from ejax.distributions import action_spec
@@ -29,15 +30,13 @@ def at(joint_position: Any, target_position: Any = (0.5, 0.5)) -> PlanarReachSta
     )
 
 
-@pytest.mark.parametrize(
-    ("joint_position", "expected"),
-    [
-        ((0.0, 0.0), (0.0, -1.8)),  # hangs down
-        ((HALF_PI, 0.0), (1.8, 0.0)),  # stretched to the side
-        ((0.0, HALF_PI), (0.8, -1.0)),  # an elbow at a right angle
-        ((HALF_PI, HALF_PI), (1.0, 0.8)),  # out, then up
-        ((np.pi, np.pi), (0.0, 1.0 - 0.8)),  # up, then folded back
-    ],
+@cases(
+    "joint_position expected",
+    ((0.0, 0.0), (0.0, -1.8)),  # hangs down
+    ((HALF_PI, 0.0), (1.8, 0.0)),  # stretched to the side
+    ((0.0, HALF_PI), (0.8, -1.0)),  # an elbow at a right angle
+    ((HALF_PI, HALF_PI), (1.0, 0.8)),  # out, then up
+    ((np.pi, np.pi), (0.0, 1.0 - 0.8)),  # up, then folded back
 )
 def test_the_tip_is_where_geometry_puts_it(joint_position: Any, expected: Any) -> None:
     np.testing.assert_allclose(ENV.end_effector(jnp.asarray(joint_position)), expected, atol=1e-6)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -222,17 +223,15 @@ def test_the_former_hook_of_rewards_is_refused_with_the_new_one() -> None:
         type("Mine", (PushCubeRL,), {"rewards": lambda self, world, before: {}})
 
 
-@pytest.mark.parametrize(
-    ("rewards", "text"),
-    [
-        ({"reaching_rewerd": {"weight": 0.2}}, r"rewards\.reaching_rewerd: .*Did you mean 'reaching_reward'\?"),
-        ({"reaching_reward": {"wait": 0.2}}, r"rewards\.reaching_reward\.wait: unknown key; allowed: weight"),
-        ({"reaching_reward": "much"}, r"rewards\.reaching_reward\.weight: got 'much'; must be a number"),
-        ({"reaching_reward": {"func": "success_reward"}}, r"rewards\.reaching_reward: is a term of the task already"),
-        ({"new": {"func": "sucess_reward"}}, r"rewards\.new\.func: .*Did you mean 'success_reward'\?"),
-        ({"new": {"func": "joint_limit_penalty"}}, r"rewards\.new: .*only a gym config has control parts"),
-        (["reaching_reward"], r"rewards: got .*; must be a mapping"),
-    ],
+@cases(
+    "rewards text",
+    ({"reaching_rewerd": {"weight": 0.2}}, r"rewards\.reaching_rewerd: .*Did you mean 'reaching_reward'\?"),
+    ({"reaching_reward": {"wait": 0.2}}, r"rewards\.reaching_reward\.wait: unknown key; allowed: weight"),
+    ({"reaching_reward": "much"}, r"rewards\.reaching_reward\.weight: got 'much'; must be a number"),
+    ({"reaching_reward": {"func": "success_reward"}}, r"rewards\.reaching_reward: is a term of the task already"),
+    ({"new": {"func": "sucess_reward"}}, r"rewards\.new\.func: .*Did you mean 'success_reward'\?"),
+    ({"new": {"func": "joint_limit_penalty"}}, r"rewards\.new: .*only a gym config has control parts"),
+    (["reaching_reward"], r"rewards: got .*; must be a mapping"),
 )
 def test_what_rewards_cannot_be_is_refused_by_its_key(rewards: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
@@ -250,16 +249,14 @@ def placed(cube: list[float], velocity: list[float], quat: tuple[float, ...] = (
     return PUSH.world(state.replace(physics=state.physics.replace(qpos=qpos, qvel=qvel)))
 
 
-@pytest.mark.parametrize(
-    ("cube", "velocity", "arrived"),
-    [
-        ([-0.85, -0.55, 0.05], [0.0, 0.0, 0.0], True),
-        ([-0.85, -0.55, 0.05], [0.09, 0.0, 0.0], True),
-        ([-0.85, -0.55, 0.05], [0.11, 0.0, 0.0], False),  # it slides through
-        ([-0.85, -0.55, 0.05], [0.0, 0.0, -0.2], False),
-        ([-0.85, -0.55, 0.065], [0.0, 0.0, 0.0], False),  # it stands on an edge, or flies
-        ([-0.82, -0.53, 0.05], [0.0, 0.0, 0.0], False),  # 0.106 m away
-    ],
+@cases(
+    "cube velocity arrived",
+    ([-0.85, -0.55, 0.05], [0.0, 0.0, 0.0], True),
+    ([-0.85, -0.55, 0.05], [0.09, 0.0, 0.0], True),
+    ([-0.85, -0.55, 0.05], [0.11, 0.0, 0.0], False),  # it slides through
+    ([-0.85, -0.55, 0.05], [0.0, 0.0, -0.2], False),
+    ([-0.85, -0.55, 0.065], [0.0, 0.0, 0.0], False),  # it stands on an edge, or flies
+    ([-0.82, -0.53, 0.05], [0.0, 0.0, 0.0], False),  # 0.106 m away
 )
 def test_a_cube_has_arrived_where_it_lies_at_the_goal(cube: list[float], velocity: list[float], arrived: bool) -> None:
     world = placed(cube, velocity)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from damages import same, what_is_left
-from refusals import refusals, refused
+from tables import cases, refusals, refused
 from tiny import tiny
 
 from ejax.config import ConfigError, parse_config
@@ -100,13 +100,11 @@ def test_the_episode_itself_is_the_one_without_events() -> None:
     np.testing.assert_array_equal(plain.reset(KEY)[1], randomized.reset(KEY)[1])
 
 
-@pytest.mark.parametrize(
-    ("given", "operation", "distribution", "low", "high"),
-    [
-        ([1.0, 3.0], "abs", "uniform", 1.0, 3.0),
-        ([0.5, 2.0], "scale", "log_uniform", 1.0, 4.0),
-        ([0.0, 0.1], "add", "gaussian", 1.7, 2.3),
-    ],
+@cases(
+    "given operation distribution low high",
+    ([1.0, 3.0], "abs", "uniform", 1.0, 3.0),
+    ([0.5, 2.0], "scale", "log_uniform", 1.0, 4.0),
+    ([0.0, 0.1], "add", "gaussian", 1.7, 2.3),
 )
 def test_what_is_drawn_stays_within_the_ends_that_are_checked(
     given: list[float], operation: str, distribution: str, low: float, high: float
@@ -174,9 +172,7 @@ def test_a_motor_has_no_stiffness_to_randomize() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "env", [PickPlaceRL(physics="mujoco"), InstructedPlaceRL(physics="mujoco")], ids=["one", "two"]
-)
+@cases("env", PickPlaceRL(physics="mujoco"), InstructedPlaceRL(physics="mujoco"), ids=["one", "two"])
 def test_objects_of_other_tasks_are_found_by_name(env: Any) -> None:
     uid = "cube" if isinstance(env, PickPlaceRL) else "cube_2"
     com = of(

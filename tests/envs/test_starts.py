@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax import MuJoCoTask, World
 from ejax.config import ConfigError
@@ -47,9 +48,7 @@ class Arm(MuJoCoTask):
         return {"one": jnp.ones(())}
 
 
-@pytest.mark.parametrize(
-    "engine", ["mujoco", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mjx", "warp"))]
-)
+@cases("engine", "mujoco", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mjx", "warp")))
 def test_the_start_is_what_mujoco_itself_resets_to(engine: Any) -> None:
     if engine == "warp":
         pytest.importorskip("mujoco_warp")
@@ -94,15 +93,13 @@ def test_a_keyframe_is_chosen_by_name_or_number(keyframe: str | int, angle: floa
     assert float(task.reset(KEY)[0].physics.qpos[0]) == pytest.approx(angle)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"keyframe": 2}, "no keyframe '2'; there is 0, 1"),
-        ({"model": MODEL.replace('key name="home"', 'key name="0"')}, "two keyframes are called '0'"),
-        ({"model": MODEL.replace('name="still" mocap="true" pos="0 0 1"', 'mocap="true" pos="0 0 2"')}, "has no name"),
-        ({"model": mujoco.MjSpec()}, "MjSpec.*give to_xml"),
-        ({"model": MODEL.replace("<sensor>", '<sensor><clock name="now"/>')}, "'now'.*world.time"),
-    ],
+@cases(
+    "changes message",
+    ({"keyframe": 2}, "no keyframe '2'; there is 0, 1"),
+    ({"model": MODEL.replace('key name="home"', 'key name="0"')}, "two keyframes are called '0'"),
+    ({"model": MODEL.replace('name="still" mocap="true" pos="0 0 1"', 'mocap="true" pos="0 0 2"')}, "has no name"),
+    ({"model": mujoco.MjSpec()}, "MjSpec.*give to_xml"),
+    ({"model": MODEL.replace("<sensor>", '<sensor><clock name="now"/>')}, "'now'.*world.time"),
     ids=["number", "two", "nameless", "spec", "clock"],
 )
 def test_what_cannot_be_started_from_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -148,25 +145,23 @@ class Loops(Arm):
     start_noise = 0.01
 
 
-@pytest.mark.parametrize(
-    ("added", "left_out"),
-    [
-        ("", ""),
-        (f"<equality>{CONNECT.format('')}{COUPLED}</equality>", "left top right one two"),
-        ("<equality>" + CONNECT.format('active="false"') + "</equality>", ""),
-        (f'<option><flag equality="disable"/></option><equality>{COUPLED}</equality>', ""),
-        ('<equality><weld body1="right" body2="two"/></equality>', "base right two"),
-        ('<equality><connect site1="a" site2="b"/></equality>', "left top right"),
-        ('<equality><joint joint1="tip"/></equality>', "tip"),
-        (CABLE.format("fixed", 'range="-1 1" limited="true"', '<joint joint="one" coef="1"/>'), "one"),
-        (CABLE.format("fixed", "", '<joint joint="one" coef="1"/>'), ""),
-        (CABLE.format("spatial", 'range="0 2" limited="true"', '<site site="a0"/><site site="b"/>'), "left right"),
-        (
-            CABLE.format("spatial", "", '<site site="a0"/><site site="world"/>')
-            + '<equality><tendon tendon1="t"/></equality>',
-            "left",
-        ),
-    ],
+@cases(
+    "added left_out",
+    ("", ""),
+    (f"<equality>{CONNECT.format('')}{COUPLED}</equality>", "left top right one two"),
+    ("<equality>" + CONNECT.format('active="false"') + "</equality>", ""),
+    (f'<option><flag equality="disable"/></option><equality>{COUPLED}</equality>', ""),
+    ('<equality><weld body1="right" body2="two"/></equality>', "base right two"),
+    ('<equality><connect site1="a" site2="b"/></equality>', "left top right"),
+    ('<equality><joint joint1="tip"/></equality>', "tip"),
+    (CABLE.format("fixed", 'range="-1 1" limited="true"', '<joint joint="one" coef="1"/>'), "one"),
+    (CABLE.format("fixed", "", '<joint joint="one" coef="1"/>'), ""),
+    (CABLE.format("spatial", 'range="0 2" limited="true"', '<site site="a0"/><site site="b"/>'), "left right"),
+    (
+        CABLE.format("spatial", "", '<site site="a0"/><site site="world"/>')
+        + '<equality><tendon tendon1="t"/></equality>',
+        "left",
+    ),
     ids=["none", "loop", "inactive", "off", "weld", "sites", "fixed", "limits", "no limits", "cable", "tendon"],
 )
 def test_joints_under_a_constraint_start_without_noise(added: str, left_out: str) -> None:
@@ -196,18 +191,12 @@ WELDED = LOOPS.format(f"<equality>{COUPLED}<weld body1='cube' body2='base'/></eq
 )
 
 
-@pytest.mark.parametrize(
-    ("func", "params", "held"),
-    [
-        ("randomize_robot_qpos", {"qpos_range": [[0.0] * 2] * 2, "joint_ids": [4, 5]}, "one"),
-        ("randomize_rigid_object_pose", {"entity_cfg": {"uid": "cube"}, "position_range": [[0.0] * 3] * 2}, "cube"),
-        ("push_joints_by_setting_velocity", {"entity_cfg": {"uid": "robot"}, "velocity_range": [-1.0, 1.0]}, "base"),
-        (
-            "push_rigid_object_by_setting_velocity",
-            {"entity_cfg": {"uid": "cube"}, "velocity_range": {"x": [0, 1]}},
-            "cube",
-        ),
-    ],
+@cases(
+    "func params held",
+    ("randomize_robot_qpos", {"qpos_range": [[0.0] * 2] * 2, "joint_ids": [4, 5]}, "one"),
+    ("randomize_rigid_object_pose", {"entity_cfg": {"uid": "cube"}, "position_range": [[0.0] * 3] * 2}, "cube"),
+    ("push_joints_by_setting_velocity", {"entity_cfg": {"uid": "robot"}, "velocity_range": [-1.0, 1.0]}, "base"),
+    ("push_rigid_object_by_setting_velocity", {"entity_cfg": {"uid": "cube"}, "velocity_range": {"x": [0, 1]}}, "cube"),
 )
 def test_events_that_would_break_a_constraint_are_refused_by_name(func: str, params: Any, held: str) -> None:
     model = WELDED.replace(

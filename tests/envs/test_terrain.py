@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.locomotion.velocity import VelocityRL
@@ -28,19 +29,17 @@ def heights_of(kind: str, number: float, *places: float) -> list[float]:
     return [float(x) for x in height_below(field, jnp.array([[place, 0.0] for place in places]))]
 
 
-@pytest.mark.parametrize(
-    ("kind", "number", "heights"),
-    [
-        # the platform ends at 1 m, the tile at 4 m
-        ("slope", 0.4, {0.0: 1.2, 1.0: 1.2, 2.0: 0.8, -2.0: 0.8, 3.5: 0.2, 4.0: 0.0}),
-        ("hollow", 0.4, {0.0: -1.2, 2.0: -0.8, 4.0: 0.0}),
-        ("stairs", 0.1, {0.0: 1.0, 1.0: 1.0, 1.1: 0.9, 1.3: 0.9, 1.4: 0.8, 3.7: 0.1, 3.8: 0.0}),  # ten of 0.3 m
-        ("pit", 0.1, {0.0: -1.0, 1.3: -0.9, 4.0: 0.0}),
-        ("gaps", 0.4, {0.0: 0.0, 1.8: 0.0, 1.9: -0.5, 2.1: -0.5, 2.2: 0.0, 3.0: 0.0, 3.1: -0.5}),
-        ("gaps", 0.1, {1.85: 0.0, 1.9: 0.0}),  # narrower than two cells
-        ("stones", 0.3, {0.0: 0.0, 0.9: 0.0, 1.1: 0.0, 1.2: -0.5, 1.3: -0.5, 1.4: 0.0, 1.8: 0.0}),
-        ("rough", 0.0, {0.0: 0.0, 2.0: 0.0}),
-    ],
+@cases(
+    "kind number heights",
+    # the platform ends at 1 m, the tile at 4 m
+    ("slope", 0.4, {0.0: 1.2, 1.0: 1.2, 2.0: 0.8, -2.0: 0.8, 3.5: 0.2, 4.0: 0.0}),
+    ("hollow", 0.4, {0.0: -1.2, 2.0: -0.8, 4.0: 0.0}),
+    ("stairs", 0.1, {0.0: 1.0, 1.0: 1.0, 1.1: 0.9, 1.3: 0.9, 1.4: 0.8, 3.7: 0.1, 3.8: 0.0}),  # ten of 0.3 m
+    ("pit", 0.1, {0.0: -1.0, 1.3: -0.9, 4.0: 0.0}),
+    ("gaps", 0.4, {0.0: 0.0, 1.8: 0.0, 1.9: -0.5, 2.1: -0.5, 2.2: 0.0, 3.0: 0.0, 3.1: -0.5}),
+    ("gaps", 0.1, {1.85: 0.0, 1.9: 0.0}),  # narrower than two cells
+    ("stones", 0.3, {0.0: 0.0, 0.9: 0.0, 1.1: 0.0, 1.2: -0.5, 1.3: -0.5, 1.4: 0.0, 1.8: 0.0}),
+    ("rough", 0.0, {0.0: 0.0, 2.0: 0.0}),
 )
 def test_a_tile_is_what_its_number_says(kind: str, number: float, heights: dict[float, float]) -> None:
     np.testing.assert_allclose(heights_of(kind, number, *heights), list(heights.values()), atol=1e-5)
@@ -68,15 +67,13 @@ def test_mujoco_has_the_same_ground() -> None:
         assert 9.0 - reached == pytest.approx(float(height), abs=2e-4)
 
 
-@pytest.mark.parametrize(
-    ("level", "distance", "commanded", "after"),
-    [
-        (1, 4.1, 20.0, 2),  # beyond half a tile of 8 m, though not half as far as commanded
-        (1, 4.0, 8.0, 1),
-        (1, 3.9, 8.0, 0),
-        (0, 0.1, 8.0, 0),
-        (1, 0.0, 0.0, 1),  # commanded to stand
-    ],
+@cases(
+    "level distance commanded after",
+    (1, 4.1, 20.0, 2),  # beyond half a tile of 8 m, though not half as far as commanded
+    (1, 4.0, 8.0, 1),
+    (1, 3.9, 8.0, 0),
+    (0, 0.1, 8.0, 0),
+    (1, 0.0, 0.0, 1),  # commanded to stand
 )
 def test_a_level_moves_by_the_published_rule(level: int, distance: float, commanded: float, after: int) -> None:
     field = Terrain(kind="tiles", levels=4)
@@ -152,19 +149,17 @@ def test_a_robot_stands_on_every_kind_and_leaves_at_the_edge() -> None:
     np.testing.assert_array_equal(timestep.info["metrics"]["terrain_level"], carry.state.progress.spot[0])
 
 
-@pytest.mark.parametrize(
-    ("terrain", "text"),
-    [
-        ({"kind": "hills"}, "must be 'flat', 'rough' or 'tiles', got 'hills'"),
-        ({**FIELD, "tiles": {"stair": [0, 1]}}, "terrain.tiles has no 'stair'; there is slope"),
-        ({**FIELD, "tiles": {"stairs": [0.2, 0.1]}}, "terrain.tiles.stairs must be [lowest, highest]"),
-        ({**FIELD, "tiles": {}}, "needs a kind of tiles"),
-        ({**FIELD, "cell": 0.3}, "a multiple of cell 0.3"),
-        ({**FIELD, "tile": 2.0}, "at least 4.0 m"),
-        ({**FIELD, "level": [0, 2]}, "within 0 … 1"),
-        ({**FIELD, "scan": [1.0]}, "half the length and half the width"),
-        ({**FIELD, "size": 3}, "size"),
-    ],
+@cases(
+    "terrain text",
+    ({"kind": "hills"}, "must be 'flat', 'rough' or 'tiles', got 'hills'"),
+    ({**FIELD, "tiles": {"stair": [0, 1]}}, "terrain.tiles has no 'stair'; there is slope"),
+    ({**FIELD, "tiles": {"stairs": [0.2, 0.1]}}, "terrain.tiles.stairs must be [lowest, highest]"),
+    ({**FIELD, "tiles": {}}, "needs a kind of tiles"),
+    ({**FIELD, "cell": 0.3}, "a multiple of cell 0.3"),
+    ({**FIELD, "tile": 2.0}, "at least 4.0 m"),
+    ({**FIELD, "level": [0, 2]}, "within 0 … 1"),
+    ({**FIELD, "scan": [1.0]}, "half the length and half the width"),
+    ({**FIELD, "size": 3}, "size"),
     ids=str,
 )
 def test_ground_that_cannot_be_is_refused(terrain: dict[str, Any], text: str) -> None:

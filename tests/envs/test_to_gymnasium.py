@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
-from refusals import refusals, refused
+from tables import cases, refusals, refused
 
 import ejax.envs.gymnasium  # noqa: F401  # registers the ids
 from ejax.envs.adapters.gymnasium import GymnasiumVector
@@ -202,10 +202,7 @@ def test_a_step_needs_an_episode() -> None:
 
 
 @pytest.mark.usefixtures("registered_names")
-@pytest.mark.parametrize(
-    ("page", "title"),
-    [("host_envs.md", "## ejax's tasks for other libraries"), ("extend.md", "## A task under a name")],
-)
+@cases("page title", ("host_envs.md", "## ejax's tasks for other libraries"), ("extend.md", "## A task under a name"))
 def test_the_pages_code_runs_as_it_stands(page: str, title: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / page).read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```$", text.partition(title)[2].partition("\n## ")[0], re.M | re.S)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import stick_robots
 from small_configs import BASE
+from tables import cases
 from whole_runs import assert_goes_on_with_the_same_bits
 
 from ejax.envs.locomotion.clips import motion_file, read_clip
@@ -78,19 +79,14 @@ def test_velocities_are_those_of_a_constant_twist(tmp_path: Path) -> None:
     np.testing.assert_allclose(clip.qvel[:, 6], -1.5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"joint_pos": None}, "no fps, joint_pos, body_pos_w and body_quat_w"),
-        (
-            {"joint_pos": np.zeros((150, 29))},
-            "3 frames or more of this robot's 12 joints, finite; got 150 frames of 29",
-        ),
-        ({"fps": np.array([0.0])}, "at fps 0"),
-        ({"joint_pos": np.full((150, 12), np.nan)}, "finite"),
-        ({"joint_pos": CLIP.qpos[:, 7:][:, ::-1]}, "its order is another one, as Isaac Lab's"),
-        ({"body_pos_w": CLIP.link_pos[:, :5]}, "the 13 links of this robot, but 5"),
-    ],
+@cases(
+    "change text",
+    ({"joint_pos": None}, "no fps, joint_pos, body_pos_w and body_quat_w"),
+    ({"joint_pos": np.zeros((150, 29))}, "3 frames or more of this robot's 12 joints, finite; got 150 frames of 29"),
+    ({"fps": np.array([0.0])}, "at fps 0"),
+    ({"joint_pos": np.full((150, 12), np.nan)}, "finite"),
+    ({"joint_pos": CLIP.qpos[:, 7:][:, ::-1]}, "its order is another one, as Isaac Lab's"),
+    ({"body_pos_w": CLIP.link_pos[:, :5]}, "the 13 links of this robot, but 5"),
 )
 def test_a_file_that_is_not_this_robots_is_refused(tmp_path: Path, change: dict[str, Any], text: str) -> None:
     data = {**np.load(motion_file("quadruped_trot")), **change}
@@ -100,16 +96,14 @@ def test_a_file_that_is_not_this_robots_is_refused(tmp_path: Path, change: dict[
     assert text in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("cfg", "text"),
-    [
-        ({"motion": "quadruped_trott"}, "one of ejax's: quadruped_bow, quadruped_trot. Did you mean"),
-        ({"motion": "none.csv"}, "there is no clip none.csv"),
-        ({"starts": {"by": "luck"}}, "starts.by must be adaptive, uniform or first, got 'luck'"),
-        ({"starts": {"rate": 0.0}}, "0 < rate <= 1"),
-        ({"starts": {"bins": 3}}, "unexpected keyword argument 'bins'"),
-        ({"rewards": {"motion_body_pos": {"sdt": 1.0}}}, "rewards.motion_body_pos has no 'sdt'"),
-    ],
+@cases(
+    "cfg text",
+    ({"motion": "quadruped_trott"}, "one of ejax's: quadruped_bow, quadruped_trot. Did you mean"),
+    ({"motion": "none.csv"}, "there is no clip none.csv"),
+    ({"starts": {"by": "luck"}}, "starts.by must be adaptive, uniform or first, got 'luck'"),
+    ({"starts": {"rate": 0.0}}, "0 < rate <= 1"),
+    ({"starts": {"bins": 3}}, "unexpected keyword argument 'bins'"),
+    ({"rewards": {"motion_body_pos": {"sdt": 1.0}}}, "rewards.motion_body_pos has no 'sdt'"),
 )
 def test_a_task_that_cannot_be_is_refused(cfg: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match="TrackingRL: ") as error:
@@ -177,14 +171,12 @@ def test_rewards_are_one_on_the_reference_and_fall_by_the_gap() -> None:
     np.testing.assert_allclose(TRACKING_REWARDS[2](world, std=0.1), 1.0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("slot", "change", "fails"),
-    [
-        (2, 0.05, [False, False, False]),
-        (2, 0.12, [True, False, True]),
-        (8, -1.5, [False, False, True]),  # a leg that is lifted
-        (4, 1.2, [False, True, True]),  # x of the quaternion: tilted
-    ],
+@cases(
+    "slot change fails",
+    (2, 0.05, [False, False, False]),
+    (2, 0.12, [True, False, True]),
+    (8, -1.5, [False, False, True]),  # a leg that is lifted
+    (4, 1.2, [False, True, True]),  # x of the quaternion: tilted
 )
 def test_an_episode_ends_where_the_robot_leaves_the_clip(slot: int, change: float, fails: list[bool]) -> None:
     state = ENV.start(KEY)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
@@ -196,28 +197,26 @@ def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
     assert env.task.rewards["pose"] == {**own["pose"], "weight": 3.0}
 
 
-@pytest.mark.parametrize(
-    ("cfg", "text"),
-    [
-        ({"robot": "cat"}, "robot must be one of anymal_c, g1, go1, go2, h1_2, microduck, quadruped, got 'cat'"),
-        ({"robot": "h1_2"}, "no package is known that has a model of h1_2: give the path"),
-        ({"robot": "go1", "model": "/nowhere/go1.xml"}, "there is no file /nowhere/go1.xml"),
-        ({"model": 3}, "model must be the path of a file, got 3"),
-        ({"command": {"lin_vel": [0, 1]}}, "command has no 'lin_vel'; there is lin_vel_x"),
-        ({"command": {"lin_vel_x": 1.0}}, "command.lin_vel_x must be two numbers"),
-        ({"command": {"standing": [0, 1]}}, "command.standing must be a number"),
-        ({"rewards": {"walk": {"weight": 1.0}}}, "no rewards functor 'walk'"),
-        ({"rewards": {"upright": 1.0}}, "rewards.upright must be {weight: …"),
-        ({"rewards": {"upright": {"sdt": 1.0}}}, "rewards.upright has no 'sdt'; there is weight, std"),
-        ({"rewards": {"foot_gait": {"weight": 1.0}}}, "rewards.foot_gait needs period, offset, threshold"),
-        ({"rewards": {"pose": {"std_walking": {".*_hip_joint": 0.1}}}}, "std_walking must give a number > 0 for each"),
-        ({"noise": {"height": 0.1}}, "noise has no 'height'"),
-        ({"push": {"up": [0, 1]}}, "push has no 'up'; there is interval, x, y"),
-        ({"terrain": {"kind": "steep"}}, "terrain.kind must be 'flat', 'rough' or 'tiles'"),
-        ({"terrain": {"hight": 0.1}}, "hight"),
-        ({"max_episode_steps": 0}, "max_episode_steps must be > 0"),
-        ({"physics": "bullet"}, "physics must be"),
-    ],
+@cases(
+    "cfg text",
+    ({"robot": "cat"}, "robot must be one of anymal_c, g1, go1, go2, h1_2, microduck, quadruped, got 'cat'"),
+    ({"robot": "h1_2"}, "no package is known that has a model of h1_2: give the path"),
+    ({"robot": "go1", "model": "/nowhere/go1.xml"}, "there is no file /nowhere/go1.xml"),
+    ({"model": 3}, "model must be the path of a file, got 3"),
+    ({"command": {"lin_vel": [0, 1]}}, "command has no 'lin_vel'; there is lin_vel_x"),
+    ({"command": {"lin_vel_x": 1.0}}, "command.lin_vel_x must be two numbers"),
+    ({"command": {"standing": [0, 1]}}, "command.standing must be a number"),
+    ({"rewards": {"walk": {"weight": 1.0}}}, "no rewards functor 'walk'"),
+    ({"rewards": {"upright": 1.0}}, "rewards.upright must be {weight: …"),
+    ({"rewards": {"upright": {"sdt": 1.0}}}, "rewards.upright has no 'sdt'; there is weight, std"),
+    ({"rewards": {"foot_gait": {"weight": 1.0}}}, "rewards.foot_gait needs period, offset, threshold"),
+    ({"rewards": {"pose": {"std_walking": {".*_hip_joint": 0.1}}}}, "std_walking must give a number > 0 for each"),
+    ({"noise": {"height": 0.1}}, "noise has no 'height'"),
+    ({"push": {"up": [0, 1]}}, "push has no 'up'; there is interval, x, y"),
+    ({"terrain": {"kind": "steep"}}, "terrain.kind must be 'flat', 'rough' or 'tiles'"),
+    ({"terrain": {"hight": 0.1}}, "hight"),
+    ({"max_episode_steps": 0}, "max_episode_steps must be > 0"),
+    ({"physics": "bullet"}, "physics must be"),
     ids=str,
 )
 def test_what_cannot_be_is_refused_when_the_environment_is_made(cfg: Mapping[str, Any], text: str) -> None:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.randomization.physics import PHYSICS
@@ -97,20 +98,15 @@ def test_changed_copies_leave_the_world_as_it_was() -> None:
     assert world.kept == {} and (world.body("goal").position[0], world.body("goal").position[1]) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("ask", "told"),
-    [
-        (lambda world: world.site("tpi"), r"no site 'tpi'; there is tip\. Did you mean 'tip'\?"),
-        (lambda world: world.sensor("touch"), "no sensor 'touch'; there is wrist angle, hand place"),
-        (lambda world: world.joint_positions("wrsit"), r"Did you mean 'wrist'\?"),
-        (
-            lambda world: world.place("hand", [0.0] * 3),
-            "'hand' neither moves freely nor is a marker .* drone, goal, wall",
-        ),
-        (lambda world: world.place("goal", [0.0] * 2), r"marker 'goal': got shape \(2,\); must be shape \(3,\)"),
-        (lambda world: world.place("goal", [0.0] * 3, [1.0, 0, 0, 0]), "a position only; leave out the quaternion"),
-        (lambda world: world.with_joint("wrist", [0.0, 1.0]), r"got shape \(2,\); must be one number"),
-    ],
+@cases(
+    "ask told",
+    (lambda world: world.site("tpi"), r"no site 'tpi'; there is tip\. Did you mean 'tip'\?"),
+    (lambda world: world.sensor("touch"), "no sensor 'touch'; there is wrist angle, hand place"),
+    (lambda world: world.joint_positions("wrsit"), r"Did you mean 'wrist'\?"),
+    (lambda world: world.place("hand", [0.0] * 3), "'hand' neither moves freely nor is a marker .* drone, goal, wall"),
+    (lambda world: world.place("goal", [0.0] * 2), r"marker 'goal': got shape \(2,\); must be shape \(3,\)"),
+    (lambda world: world.place("goal", [0.0] * 3, [1.0, 0, 0, 0]), "a position only; leave out the quaternion"),
+    (lambda world: world.with_joint("wrist", [0.0, 1.0]), r"got shape \(2,\); must be one number"),
 )
 def test_what_cannot_be_asked_is_told(ask: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):

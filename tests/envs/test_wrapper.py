@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from refusals import keys_of, refusals, refused
+from tables import cases, keys_of, refusals, refused
 from tiny import EPISODE, tiny
 from toy_policies import policy_for
 
@@ -273,26 +273,20 @@ def test_events_and_chunks_come_below_what_draws_or_decides_and_above_the_rest()
     assert layers == ["RenderedEnv", "ActionChunk", "RandomizedEnv", "AsymmetricEnv"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (
-            {"id": "AsymmetricEnv", "cfg": {"env": "PointMassRL", "env_cfg": {"dt": 0.1}, "observation_indices": [0]}},
-            {"id": "PointMassRL", "cfg": {"dt": 0.1}, "wrappers": [{"AsymmetricEnv": {"observation_indices": [0]}}]},
-        ),
-        (
-            {"id": "renderedenv", "cfg": {"env": "CartPoleRL", "action_chunk": 2, "blank": True}},
-            {
-                "id": "CartPoleRL",
-                "cfg": {},
-                "wrappers": [{"ActionChunk": {"size": 2}}, {"RenderedEnv": {"blank": True}}],
-            },
-        ),
-        (
-            {"id": "RenderedEnv", "cfg": {"env": "AsymmetricEnv", "env_cfg": {"env": "CartPoleRL"}}},
-            {"id": "CartPoleRL", "cfg": {}, "wrappers": [{"AsymmetricEnv": {}}, {"RenderedEnv": {}}]},
-        ),
-    ],
+@cases(
+    "old new",
+    (
+        {"id": "AsymmetricEnv", "cfg": {"env": "PointMassRL", "env_cfg": {"dt": 0.1}, "observation_indices": [0]}},
+        {"id": "PointMassRL", "cfg": {"dt": 0.1}, "wrappers": [{"AsymmetricEnv": {"observation_indices": [0]}}]},
+    ),
+    (
+        {"id": "renderedenv", "cfg": {"env": "CartPoleRL", "action_chunk": 2, "blank": True}},
+        {"id": "CartPoleRL", "cfg": {}, "wrappers": [{"ActionChunk": {"size": 2}}, {"RenderedEnv": {"blank": True}}]},
+    ),
+    (
+        {"id": "RenderedEnv", "cfg": {"env": "AsymmetricEnv", "env_cfg": {"env": "CartPoleRL"}}},
+        {"id": "CartPoleRL", "cfg": {}, "wrappers": [{"AsymmetricEnv": {}}, {"RenderedEnv": {}}]},
+    ),
 )
 def test_a_wrapper_that_names_its_environment_is_read_as_before(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert EnvConfig(**old) == EnvConfig(**new)

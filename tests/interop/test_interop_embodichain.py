@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
+from tables import cases, refused
 
 from ejax.algorithms.ppo import ppo_update
 from ejax.config import ConfigError, RunConfig, parse_config
@@ -336,15 +336,13 @@ def test_sac_starts_from_the_actor_of_the_file(golden: dict[str, Any], parts: Pa
     assert_same(state.train.params["params"]["critic"], ours.state.train.params["params"]["critic"])
 
 
-@pytest.mark.parametrize(
-    ("network", "message"),
-    [
-        (
-            {"hidden_sizes": [16, 9]},
-            r"init_from: .*actor\.3\.weight is float32\[\d+, \d+\], the policy needs float32\[9, 16\]",
-        ),
-        ({"activation": "relu"}, r"init_from: actor\.2 is Tanh in the file and ReLU by the config"),
-    ],
+@cases(
+    "network message",
+    (
+        {"hidden_sizes": [16, 9]},
+        r"init_from: .*actor\.3\.weight is float32\[\d+, \d+\], the policy needs float32\[9, 16\]",
+    ),
+    ({"activation": "relu"}, r"init_from: actor\.2 is Tanh in the file and ReLU by the config"),
 )
 def test_sac_refuses_the_actor_of_another_network(network: Any, message: str, golden: dict[str, Any]) -> None:
     config = for_sac(golden, **network)
@@ -479,31 +477,29 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         pt_file.read_pt(tmp_path / "none.pt")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"schema_version": 3}, "schema_version 3"),
-        ({"schema_version": torch.zeros(2)}, r"schema_version a tensor float32\[2\]"),
-        ({"global_step": torch.tensor(128)}, r"'global_step' .*, got a tensor int64\[\]"),
-        ({"num_updates": -1}, "'num_updates' .*, got -1"),
-        ({"num_updates": 2**70}, "'num_updates' .*, got an integer of 71 bits"),
-        ({"world_size": 0}, "'world_size' .*, got 0"),
-        ({"normalizer_by_rank": [None]}, "'normalizer_by_rank.0' .*, got None"),
-        ({"policy": None}, "'policy' .*, got None"),
-        ({"policy": {"log_std": None}}, "'policy.log_std' .*, got None"),
-        ({"policy": {"log_std": torch.tensor([torch.nan])}}, "with NaN or infinity"),
-        ({"policy": {"log_std": torch.zeros(1).expand(10**14)}}, "that the file holds 4 bytes of"),
-        ({"ref_policy": {"log_std": torch.eye(2).to_sparse()}}, "'ref_policy.log_std' .* a sparse_coo tensor"),
-        ({"lr_scheduler": {}}, "'lr_scheduler.last_epoch' is missing"),
-        ({"lr_scheduler_cfg": "linear"}, "'lr_scheduler_cfg' .*, got 'linear'"),
-        ({"optimizer": {"state": {}}}, "'optimizer.param_groups' is missing; it has state"),
-        ({"optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}, "'optimizer.param_groups.0.params' is missing"),
-        ({"metadata": 3}, "'metadata' .*, got 3"),
-        ({"metadata": {"policy_attributes": 3}}, "'metadata.policy_attributes' .*, got 3"),
-        ({"metadata": {"algorithm_config": 3}}, "'metadata.algorithm_config' .*, got 3"),
-        ({"metadata": {"modules": [["actor", 3, ""]]}}, "'metadata.modules.0.1' .*, got 3"),
-        ({"metadata": {"policy_attributes": {"action_std_range": ["a", "b"]}}}, "action_std_range' must be two"),
-    ],
+@cases(
+    "change message",
+    ({"schema_version": 3}, "schema_version 3"),
+    ({"schema_version": torch.zeros(2)}, r"schema_version a tensor float32\[2\]"),
+    ({"global_step": torch.tensor(128)}, r"'global_step' .*, got a tensor int64\[\]"),
+    ({"num_updates": -1}, "'num_updates' .*, got -1"),
+    ({"num_updates": 2**70}, "'num_updates' .*, got an integer of 71 bits"),
+    ({"world_size": 0}, "'world_size' .*, got 0"),
+    ({"normalizer_by_rank": [None]}, "'normalizer_by_rank.0' .*, got None"),
+    ({"policy": None}, "'policy' .*, got None"),
+    ({"policy": {"log_std": None}}, "'policy.log_std' .*, got None"),
+    ({"policy": {"log_std": torch.tensor([torch.nan])}}, "with NaN or infinity"),
+    ({"policy": {"log_std": torch.zeros(1).expand(10**14)}}, "that the file holds 4 bytes of"),
+    ({"ref_policy": {"log_std": torch.eye(2).to_sparse()}}, "'ref_policy.log_std' .* a sparse_coo tensor"),
+    ({"lr_scheduler": {}}, "'lr_scheduler.last_epoch' is missing"),
+    ({"lr_scheduler_cfg": "linear"}, "'lr_scheduler_cfg' .*, got 'linear'"),
+    ({"optimizer": {"state": {}}}, "'optimizer.param_groups' is missing; it has state"),
+    ({"optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}, "'optimizer.param_groups.0.params' is missing"),
+    ({"metadata": 3}, "'metadata' .*, got 3"),
+    ({"metadata": {"policy_attributes": 3}}, "'metadata.policy_attributes' .*, got 3"),
+    ({"metadata": {"algorithm_config": 3}}, "'metadata.algorithm_config' .*, got 3"),
+    ({"metadata": {"modules": [["actor", 3, ""]]}}, "'metadata.modules.0.1' .*, got 3"),
+    ({"metadata": {"policy_attributes": {"action_std_range": ["a", "b"]}}}, "action_std_range' must be two"),
 )
 def test_content_that_no_version_writes_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     payload = torch.load(POINT_MASS, weights_only=True)
@@ -522,12 +518,10 @@ def test_weights_of_16_bits_are_widened(dtype: str, tmp_path: Path) -> None:
         assert x.dtype == (np.int64 if key.endswith("count") else np.float32)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"activation": "relu"}, r"actor\.2 is Tanh in the file and ReLU by the config: change policy\.actor"),
-        ({"last_activation": "tanh"}, r"actor\.7 is no module in the file and Tanh by the config"),
-    ],
+@cases(
+    "change message",
+    ({"activation": "relu"}, r"actor\.2 is Tanh in the file and ReLU by the config: change policy\.actor"),
+    ({"last_activation": "tanh"}, r"actor\.7 is no module in the file and Tanh by the config"),
 )
 def test_an_activation_that_is_not_the_files_is_refused(
     change: Callable[..., Any], message: str, golden: dict[str, Any]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from refusals import refused
+from tables import cases, refused
 from tiny import tiny
 
 from ejax.collectors import HostCollector
@@ -71,16 +71,14 @@ def test_a_factory_is_named_by_its_module_or_by_its_file() -> None:
         assert (env.num_envs, env.env.length, env.observation_space.shape) == (3, 5, (4,))
 
 
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("PickCube-v1", "must be torch:package.module:factory or torch:FILE.py:factory"),
-        ("torch_tasks:Count", "no 'Count'. Did you mean 'Counting'"),
-        ("no_such_module:Env", "cannot be imported"),
-        ("no/such/file.py:Env", "there is no file no/such/file.py"),
-        (f"{FILE}:Count", "has no 'Count'"),
-        ("types:SimpleNamespace", "a SimpleNamespace is not a vector environment"),
-    ],
+@cases(
+    "place message",
+    ("PickCube-v1", "must be torch:package.module:factory or torch:FILE.py:factory"),
+    ("torch_tasks:Count", "no 'Count'. Did you mean 'Counting'"),
+    ("no_such_module:Env", "cannot be imported"),
+    ("no/such/file.py:Env", "there is no file no/such/file.py"),
+    (f"{FILE}:Count", "has no 'Count'"),
+    ("types:SimpleNamespace", "a SimpleNamespace is not a vector environment"),
 )
 def test_a_place_without_an_environment_is_refused(place: str, message: str) -> None:
     trust_strings([place])
@@ -133,9 +131,12 @@ def test_actions_are_clipped_unless_told_not_to(clip_actions: bool, expected: fl
     assert inner.actions[0].tolist() == [[expected]] * 3
 
 
-@pytest.mark.parametrize(
-    ("final", "key"),
-    [("final_obs", None), ("final_observation", None), ("terminal_observation", None), ("log.last", "log.last")],
+@cases(
+    "final key",
+    ("final_obs", None),
+    ("final_observation", None),
+    ("terminal_observation", None),
+    ("log.last", "log.last"),
 )
 def test_terminal_observations_are_the_environments_own(final: str, key: str | None) -> None:
     env = started(Counting(final=final), final_obs_key=key)
@@ -243,13 +244,11 @@ def test_single_rows_are_reset_by_the_environments_own_option() -> None:
         np.testing.assert_array_equal(obs[:, 1], [2.0, 0.0, 2.0])
 
 
-@pytest.mark.parametrize(
-    ("partial", "option", "message"),
-    [
-        (None, "env_ids", r"for rows \[1\] changed other rows too; give .*row_reset_option"),
-        ("env_idx", "env_ids", "changed other rows too"),
-        ("env_ids", None, r"rows \[1\] must be reset, and row_reset_option is off"),
-    ],
+@cases(
+    "partial option message",
+    (None, "env_ids", r"for rows \[1\] changed other rows too; give .*row_reset_option"),
+    ("env_idx", "env_ids", "changed other rows too"),
+    ("env_ids", None, r"rows \[1\] must be reset, and row_reset_option is off"),
 )
 def test_an_environment_that_cannot_reset_single_rows_is_told_of(
     partial: str | None, option: str | None, message: str
@@ -282,20 +281,18 @@ def broken(change: Any) -> Any:
     return inner
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda o, r, te, tr, i: (o, r[:, None], te, tr, i), r"reward has shape \[3, 1\]"),
-        (lambda o, r, te, tr, i: (o, r.numpy(), te, tr, i), r"reward is a ndarray"),
-        (lambda o, r, te, tr, i: (o, r, te.float(), tr, i), r"terminated is torch.float32"),
-        (lambda o, r, te, tr, i: (o, r, te, tr[:2], i), r"truncated has shape \[2\]"),
-        (lambda o, r, te, tr, i: (o[:, :2], r, te, tr, i), r"obs has shape \[3, 2\]"),
-        (lambda o, r, te, tr, i: ({"a": o}, r, te, tr, i), r"obs is a dict"),
-        (lambda o, r, te, tr, i: (o, r, te, i), r"step gave 4 things, .*RSL-RL's wrappers give four"),
-        (lambda o, r, te, tr, i: (o, r, te, ~te, {"final_obs": o[:1]}), r"info.final_obs has shape \[1, 4\]"),
-        (lambda o, r, te, tr, i: (o, r, te, tr, {"success": te[:, None]}), r"info.success has shape \[3, 1\]"),
-        (lambda o, r, te, tr, i: (o * 1j, r, te, tr, i), r"obs is a tensor complex64\[3, 4\]"),
-    ],
+@cases(
+    "change message",
+    (lambda o, r, te, tr, i: (o, r[:, None], te, tr, i), r"reward has shape \[3, 1\]"),
+    (lambda o, r, te, tr, i: (o, r.numpy(), te, tr, i), r"reward is a ndarray"),
+    (lambda o, r, te, tr, i: (o, r, te.float(), tr, i), r"terminated is torch.float32"),
+    (lambda o, r, te, tr, i: (o, r, te, tr[:2], i), r"truncated has shape \[2\]"),
+    (lambda o, r, te, tr, i: (o[:, :2], r, te, tr, i), r"obs has shape \[3, 2\]"),
+    (lambda o, r, te, tr, i: ({"a": o}, r, te, tr, i), r"obs is a dict"),
+    (lambda o, r, te, tr, i: (o, r, te, i), r"step gave 4 things, .*RSL-RL's wrappers give four"),
+    (lambda o, r, te, tr, i: (o, r, te, ~te, {"final_obs": o[:1]}), r"info.final_obs has shape \[1, 4\]"),
+    (lambda o, r, te, tr, i: (o, r, te, tr, {"success": te[:, None]}), r"info.success has shape \[3, 1\]"),
+    (lambda o, r, te, tr, i: (o * 1j, r, te, tr, i), r"obs is a tensor complex64\[3, 4\]"),
 )
 def test_what_is_no_answer_of_a_vector_environment_is_refused(change: Any, message: str) -> None:
     env = started(broken(change))
@@ -352,17 +349,15 @@ def with_metadata(mode: AutoresetMode) -> Any:
     return inner
 
 
-@pytest.mark.parametrize(
-    ("make_one", "options", "message"),
-    [
-        (Counting, {"device": "cuda:1"}, "obs is on cpu, the environment was to be on cuda:1"),
-        (lambda: with_metadata(AutoresetMode.DISABLED), {}, "must reset rows that ended itself"),
-        (
-            lambda: SimpleNamespace(num_envs=2, reset=print, step=print, close=print),
-            {},
-            "has no single_observation_space that is a space of Gymnasium, got None",
-        ),
-    ],
+@cases(
+    "make_one options message",
+    (Counting, {"device": "cuda:1"}, "obs is on cpu, the environment was to be on cuda:1"),
+    (lambda: with_metadata(AutoresetMode.DISABLED), {}, "must reset rows that ended itself"),
+    (
+        lambda: SimpleNamespace(num_envs=2, reset=print, step=print, close=print),
+        {},
+        "has no single_observation_space that is a space of Gymnasium, got None",
+    ),
 )
 def test_an_environment_that_does_not_fit_is_refused(make_one: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -33,7 +33,7 @@ from exports import (
     skip_without_formats,
     verify_without,
 )
-from refusals import refused
+from tables import cases, refused
 from tiny import tiny
 from toy_policies import ORIGIN, Toy, policy_for
 
@@ -320,9 +320,11 @@ def test_the_contract_says_which_input_is_text() -> None:
 
 @pytest.mark.slow
 @needs_onnx
-@pytest.mark.parametrize(
+@cases(
     "space",
-    [BOX, gymnasium.spaces.Discrete(3), gymnasium.spaces.MultiDiscrete([2, 3])],
+    BOX,
+    gymnasium.spaces.Discrete(3),
+    gymnasium.spaces.MultiDiscrete([2, 3]),
     ids=["tanh_normal", "categorical", "multi_categorical"],
 )
 def test_each_head_with_a_nested_observation(
@@ -346,16 +348,14 @@ HALF = gymnasium.spaces.Box(np.array([-0.1, -np.inf], np.float32), np.array([np.
 
 @pytest.mark.slow
 @needs_stablehlo
-@pytest.mark.parametrize(
+@cases(
     "space",
-    [
-        HALF,
-        gymnasium.spaces.Box(-2, 3, (2,), np.int64),
-        gymnasium.spaces.Box(0, 255, (2,), np.uint8),
-        gymnasium.spaces.Box(-0.5, 0.5, ()),
-        gymnasium.spaces.Discrete(3, start=-1),
-        gymnasium.spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, -4]]),
-    ],
+    HALF,
+    gymnasium.spaces.Box(-2, 3, (2,), np.int64),
+    gymnasium.spaces.Box(0, 255, (2,), np.uint8),
+    gymnasium.spaces.Box(-0.5, 0.5, ()),
+    gymnasium.spaces.Discrete(3, start=-1),
+    gymnasium.spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, -4]]),
     ids=["half-bounded", "integers", "bytes", "no axes", "start", "table"],
 )
 def test_an_export_acts_as_the_run_does(space: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,9 +393,10 @@ def test_an_export_acts_as_the_run_does(space: Any, tmp_path: Path, monkeypatch:
 
 
 @needs_torch
-@pytest.mark.parametrize(
-    ("space", "start"),
-    [(gymnasium.spaces.Discrete(3, start=-1), [0]), (gymnasium.spaces.MultiDiscrete([3, 2], start=[1, 5]), [0, 0])],
+@cases(
+    "space start",
+    (gymnasium.spaces.Discrete(3, start=-1), [0]),
+    (gymnasium.spaces.MultiDiscrete([3, 2], start=[1, 5]), [0, 0]),
     ids=["discrete", "multi_discrete"],
 )
 def test_a_start_that_is_not_the_policys_is_found(space: Any, start: list[int], tmp_path: Path) -> None:
@@ -434,9 +435,7 @@ def test_an_export_that_does_not_clip_where_the_run_does_is_no_export(
 
 @pytest.mark.slow
 @needs_stablehlo
-@pytest.mark.parametrize(
-    ("env_clips", "clipping", "clipped"), [(True, "auto", True), (False, "auto", False), (False, "space", True)]
-)
+@cases("env_clips clipping clipped", (True, "auto", True), (False, "auto", False), (False, "space", True))
 def test_actions_are_clipped_where_the_env_clips_them_or_as_told(
     env_clips: bool, clipping: Any, clipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

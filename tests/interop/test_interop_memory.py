@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from exports import HERE, ROOT, case_of, certificate, contract_of, needs
 from memory_runs import MEMORIES, make_run
-from refusals import refused
+from tables import refused
 
 pytest.importorskip("torch")
 

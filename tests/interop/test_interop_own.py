@@ -16,7 +16,7 @@ import pytest
 from exports import HERE, certificate, needs, save_run
 from flax import struct
 from own_policies import HIDDEN, OBS
-from refusals import refused
+from tables import refused
 from tiny import tiny
 
 from ejax.config import parse_config

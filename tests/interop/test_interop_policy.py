@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from exports import run_without
-from refusals import refused
+from tables import cases, refused
 
 from ejax.distributions import ActionSpec, Normal
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
@@ -311,19 +311,17 @@ def test_one_nested_observation_gives_one_action(nested: Any) -> None:
     np.testing.assert_array_equal(twin.act(by_path), twin.act(one))
 
 
-@pytest.mark.parametrize(
-    ("obs", "message"),
-    [
-        ({"state": np.zeros((2, WIDTH))}, "lacks 'obs': it has state; the policy reads obs"),
-        ({}, "lacks 'obs': it has nothing; the policy reads obs"),
-        (np.zeros((2, 3)), "'obs' has 3 numbers, the policy was made for 5"),
-        (np.float32(0.0), "'obs' has no axis, the policy was made for 5"),
-        ("text", "'obs' must be a tensor or array of numbers, got a str"),
-        (None, "'obs' must be a tensor or array of numbers, got a NoneType"),
-        ([[1.0], [1.0, 2.0]], "'obs' must be a tensor or array of numbers, got a list"),
-        (torch.zeros(2, WIDTH).to_sparse(), r"'obs' must be a dense tensor of real numbers, got a sparse_coo tensor"),
-        (torch.zeros(2, WIDTH) * 1j, r"'obs' must be a dense tensor of real numbers, got a tensor complex64"),
-    ],
+@cases(
+    "obs message",
+    ({"state": np.zeros((2, WIDTH))}, "lacks 'obs': it has state; the policy reads obs"),
+    ({}, "lacks 'obs': it has nothing; the policy reads obs"),
+    (np.zeros((2, 3)), "'obs' has 3 numbers, the policy was made for 5"),
+    (np.float32(0.0), "'obs' has no axis, the policy was made for 5"),
+    ("text", "'obs' must be a tensor or array of numbers, got a str"),
+    (None, "'obs' must be a tensor or array of numbers, got a NoneType"),
+    ([[1.0], [1.0, 2.0]], "'obs' must be a tensor or array of numbers, got a list"),
+    (torch.zeros(2, WIDTH).to_sparse(), r"'obs' must be a dense tensor of real numbers, got a sparse_coo tensor"),
+    (torch.zeros(2, WIDTH) * 1j, r"'obs' must be a dense tensor of real numbers, got a tensor complex64"),
 )
 def test_an_observation_that_the_policy_cannot_read_is_an_error_that_says_so(obs: Any, message: str) -> None:
     policy, good = policy_with(), observations(2)

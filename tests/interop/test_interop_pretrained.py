@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from matplotlib import cbook
 from PIL import Image
+from tables import cases
 
 from ejax.numerics.text import as_bytes
 from ejax.policies.pretrained import efficientnet, minilm
@@ -248,16 +249,14 @@ def test_halves_become_float32(tmp_path: Path) -> None:
     assert {x.dtype for x in load_weights(tmp_path / "w.pt").values()} == {np.dtype(np.float32)}
 
 
-@pytest.mark.parametrize(
-    ("payload", "message"),
-    [
-        ({"a": torch.ones(1), "epoch": 3}, r"is not a state dict: it has 3 at 'epoch'.*state_dict"),
-        ({1: torch.ones(1)}, "has a key that is not text at 1"),
-        ({"a": torch.tensor([float("nan")])}, "with NaN or infinity at 'a'"),
-        ({"a": torch.ones(2, dtype=torch.complex64)}, "complex64"),
-        ([torch.ones(1)], "holds a list"),
-        ({"a": Path("a")}, "holds more than tensors and plain data, and is not read"),
-    ],
+@cases(
+    "payload message",
+    ({"a": torch.ones(1), "epoch": 3}, r"is not a state dict: it has 3 at 'epoch'.*state_dict"),
+    ({1: torch.ones(1)}, "has a key that is not text at 1"),
+    ({"a": torch.tensor([float("nan")])}, "with NaN or infinity at 'a'"),
+    ({"a": torch.ones(2, dtype=torch.complex64)}, "complex64"),
+    ([torch.ones(1)], "holds a list"),
+    ({"a": Path("a")}, "holds more than tensors and plain data, and is not read"),
 )
 def test_what_is_no_state_dict_is_refused(tmp_path: Path, payload: Any, message: str) -> None:
     torch.save(payload, tmp_path / "w.pt")

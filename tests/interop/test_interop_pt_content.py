@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from refusals import refused
+from tables import cases, refused
 
 from ejax.config import RunConfig, parse_config
 from ejax.training.build import build
@@ -243,30 +243,22 @@ def test_the_policy_of_a_wrapped_module_is_read(kind: str, golden: Any, tmp_path
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda x: x | {"best_eval_value": np.float64(0.5)}, "numpy.* key 'best_eval_value'.*float"),
-        (lambda x: x | {"global_step": np.int64(5)}, "numpy.* key 'global_step'.*float"),
-        (lambda x: x | {"done": np.bool_(True)}, "numpy.* key 'done'"),
-        (lambda x: x | {"history": {"reward": np.arange(5.0)}}, "numpy.* key 'reward'.*tolist"),
-        (lambda x: x | {"policy": {"w": np.zeros(3, np.float32)}}, "numpy.* key 'w'"),
-        (
-            lambda x: x | {"hyper_parameters": argparse.Namespace(a=1)},
-            "argparse.Namespace, at the key 'hyper_parameters'",
-        ),
-        (lambda x: x | {"policy": torch.nn.Linear(2, 2)}, "Linear, at the key 'policy'.*state_dict"),
-        (lambda x: torch.nn.Linear(2, 2), "Linear.*state_dict"),
-        (lambda x: {"state_dict": x["policy"], "global_step": 1}, "'policy' is missing.*state_dict.*torch.save"),
-        (lambda x: x["policy"], "is missing.*torch.save"),
-        (
-            lambda x: x | {"policy": x["policy"] | {"module.log_std": x["policy"]["log_std"]}},
-            "prefix of a wrapped module",
-        ),
-        (lambda x: x | {"policy": x["policy"] | {"log_std": 0.5}}, "'policy.log_std'"),
-        (lambda x: x | {"policy": x["policy"] | {"log_std": torch.eye(2).to_sparse()}}, "'policy.log_std'"),
-        (lambda x: x | {"policy": {name: y.double() for name, y in x["policy"].items()}}, "is float64"),
-    ],
+@cases(
+    "change text",
+    (lambda x: x | {"best_eval_value": np.float64(0.5)}, "numpy.* key 'best_eval_value'.*float"),
+    (lambda x: x | {"global_step": np.int64(5)}, "numpy.* key 'global_step'.*float"),
+    (lambda x: x | {"done": np.bool_(True)}, "numpy.* key 'done'"),
+    (lambda x: x | {"history": {"reward": np.arange(5.0)}}, "numpy.* key 'reward'.*tolist"),
+    (lambda x: x | {"policy": {"w": np.zeros(3, np.float32)}}, "numpy.* key 'w'"),
+    (lambda x: x | {"hyper_parameters": argparse.Namespace(a=1)}, "argparse.Namespace, at the key 'hyper_parameters'"),
+    (lambda x: x | {"policy": torch.nn.Linear(2, 2)}, "Linear, at the key 'policy'.*state_dict"),
+    (lambda x: torch.nn.Linear(2, 2), "Linear.*state_dict"),
+    (lambda x: {"state_dict": x["policy"], "global_step": 1}, "'policy' is missing.*state_dict.*torch.save"),
+    (lambda x: x["policy"], "is missing.*torch.save"),
+    (lambda x: x | {"policy": x["policy"] | {"module.log_std": x["policy"]["log_std"]}}, "prefix of a wrapped module"),
+    (lambda x: x | {"policy": x["policy"] | {"log_std": 0.5}}, "'policy.log_std'"),
+    (lambda x: x | {"policy": x["policy"] | {"log_std": torch.eye(2).to_sparse()}}, "'policy.log_std'"),
+    (lambda x: x | {"policy": {name: y.double() for name, y in x["policy"].items()}}, "is float64"),
 )
 @pytest.mark.filterwarnings("ignore")
 def test_what_a_file_may_not_hold_is_named_by_key_and_remedy(
@@ -281,14 +273,12 @@ def test_the_place_is_named_in_torchs_older_format_too(golden: Any, tmp_path: Pa
     refused(pt_file.read_pt, tmp_path / "a.pt", key="numpy", word="Save tensors and plain values")
 
 
-@pytest.mark.parametrize(
+@cases(
     "kind",
-    [
-        lambda x: x.to(torch.bfloat16).float(),
-        lambda x: torch.nn.Parameter(x),
-        lambda x: torch.stack([x, x])[1],
-        lambda x: x.t().contiguous().t() if x.ndim == 2 else x,
-    ],
+    lambda x: x.to(torch.bfloat16).float(),
+    lambda x: torch.nn.Parameter(x),
+    lambda x: torch.stack([x, x])[1],
+    lambda x: x.t().contiguous().t() if x.ndim == 2 else x,
     ids=["rounded", "Parameter", "view", "transposed"],
 )
 def test_tensors_of_any_layout_are_read(kind: Any, golden: Any, tmp_path: Path) -> None:

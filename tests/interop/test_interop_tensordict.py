@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from tables import cases, refused
 
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from ejax.returns import gae
@@ -295,13 +295,11 @@ def test_mistakes_are_named() -> None:
     refused(rollout_from_dict, data, "pr122", word="pr122, under next: it lacks value")
 
 
-@pytest.mark.parametrize(
-    ("layout", "field", "change", "message"),
-    [
-        ("head", "reward", lambda x: x[:, :-1], r"obs\['goal'\] has shape \[3, 2, 2\].* reward has \[2, 2\]"),
-        ("seed", "values", lambda x: x[:, :1], r"value has shape \[3, 1\] .*, but reward has \[3, 2\]"),
-        ("pr122", "value", lambda x: x[..., 0], r"value has shape \[3\] .*, but reward has \[3, 2\]"),
-    ],
+@cases(
+    "layout field change message",
+    ("head", "reward", lambda x: x[:, :-1], r"obs\['goal'\] has shape \[3, 2, 2\].* reward has \[2, 2\]"),
+    ("seed", "values", lambda x: x[:, :1], r"value has shape \[3, 1\] .*, but reward has \[3, 2\]"),
+    ("pr122", "value", lambda x: x[..., 0], r"value has shape \[3\] .*, but reward has \[3, 2\]"),
 )
 def test_fields_of_different_batches_are_refused(
     layout: str, field: str, change: Callable[..., Any], message: str

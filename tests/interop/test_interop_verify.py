@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from exports import HERE, copy_of, keep_only, needs, one_batch_size, rewrite, rewrite_arrays, seal
+from tables import cases
 from toy_policies import ORIGIN, policy_for
 
 from ejax.envs.tasks.point_mass import PointMassRL
@@ -397,21 +398,19 @@ def test_another_policy_is_a_mismatch(light: Path, capsys: pytest.CaptureFixture
 HOSTILE = "evil\x1b[2J\u202e\r\nPASS"
 
 
-@pytest.mark.parametrize(
-    ("name", "edit"),
-    [
-        ("parity.json", lambda x: x["sha256"].update({HOSTILE: "0" * 64})),
-        ("parity.json", lambda x: x["rows"].update({HOSTILE: 1})),
-        ("parity.json", lambda x: x["artefacts"].update({HOSTILE: 1})),
-        ("parity.json", lambda x: x.update(schema_version=HOSTILE)),
-        ("contract.json", lambda x: x["observation"][0].update(name=HOSTILE)),
-        ("contract.json", lambda x: x["outputs"][1].update(name=HOSTILE)),
-        ("policy.json", lambda x: x.update({HOSTILE: 1})),
-        ("policy.json", lambda x: x["observation"].update({HOSTILE: 1})),
-        (f"policy.{HOSTILE}", None),
-        ("observations.npz", lambda x: x.update({f"{HOSTILE}/expected/action": np.zeros(1, np.float32)})),
-        ("observations.npz", lambda x: x.update({f"zeros/expected/{HOSTILE}": np.zeros(1, np.float32)})),
-    ],
+@cases(
+    "name edit",
+    ("parity.json", lambda x: x["sha256"].update({HOSTILE: "0" * 64})),
+    ("parity.json", lambda x: x["rows"].update({HOSTILE: 1})),
+    ("parity.json", lambda x: x["artefacts"].update({HOSTILE: 1})),
+    ("parity.json", lambda x: x.update(schema_version=HOSTILE)),
+    ("contract.json", lambda x: x["observation"][0].update(name=HOSTILE)),
+    ("contract.json", lambda x: x["outputs"][1].update(name=HOSTILE)),
+    ("policy.json", lambda x: x.update({HOSTILE: 1})),
+    ("policy.json", lambda x: x["observation"].update({HOSTILE: 1})),
+    (f"policy.{HOSTILE}", None),
+    ("observations.npz", lambda x: x.update({f"{HOSTILE}/expected/action": np.zeros(1, np.float32)})),
+    ("observations.npz", lambda x: x.update({f"zeros/expected/{HOSTILE}": np.zeros(1, np.float32)})),
 )
 def test_names_are_printed_escaped(name: str, edit: Any, light: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if edit is None:
@@ -426,20 +425,18 @@ def test_names_are_printed_escaped(name: str, edit: Any, light: Path, capsys: py
         assert code == 0 or "\nPASS" not in printed
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda spec: spec.update(observation=3), "'observation' must be"),
-        (lambda spec: spec["actor"].update(hidden_sizes=["a"]), "'actor.hidden_sizes.0' must be int, got 'a'"),
-        (lambda spec: spec["actor"].update(inputs=["odd"]), "lacks odd"),
-        (lambda spec: spec["actor"].pop("activation"), "under actor lacks activation"),
-        (lambda spec: spec.update(code="import os"), "has unknown code"),
-        (lambda spec: spec.update(head="odd"), "'head' must be"),
-        (lambda spec: spec.update(clip=[[0.0]]), "'clip' must be"),
-        (lambda spec: spec.update(schema_version=True), "schema version True"),
-        (lambda spec: spec.update(schema_version=9), "schema version 9, this interop reads 1, 2, 3, 4"),
-        (lambda spec: spec["actor"].update(num_blocks=2, hidden_sizes=[8] * 3), "the two hidden_sizes of its blocks"),
-    ],
+@cases(
+    "change message",
+    (lambda spec: spec.update(observation=3), "'observation' must be"),
+    (lambda spec: spec["actor"].update(hidden_sizes=["a"]), "'actor.hidden_sizes.0' must be int, got 'a'"),
+    (lambda spec: spec["actor"].update(inputs=["odd"]), "lacks odd"),
+    (lambda spec: spec["actor"].pop("activation"), "under actor lacks activation"),
+    (lambda spec: spec.update(code="import os"), "has unknown code"),
+    (lambda spec: spec.update(head="odd"), "'head' must be"),
+    (lambda spec: spec.update(clip=[[0.0]]), "'clip' must be"),
+    (lambda spec: spec.update(schema_version=True), "schema version True"),
+    (lambda spec: spec.update(schema_version=9), "schema version 9, this interop reads 1, 2, 3, 4"),
+    (lambda spec: spec["actor"].update(num_blocks=2, hidden_sizes=[8] * 3), "the two hidden_sizes of its blocks"),
 )
 def test_an_odd_spec_is_refused(change: Any, message: str, light: Path, refused: Any) -> None:
     rewrite(light, "policy.json", change)
@@ -462,12 +459,10 @@ def test_a_spec_survives_its_file_also_from_before_images_or_blocks(version: int
 TOO_LARGE = [1e39, -1e300, 3.5e38, np.int64(2**24 + 1), np.int64(2**63 - 1), np.uint64(2**64 - 1)]
 
 
-@pytest.mark.parametrize(
-    ("consumer", "value"),
-    [
-        *(("torch", value) for value in TOO_LARGE),
-        *(pytest.param("onnx", value, marks=needs_onnx) for value in (*TOO_LARGE, np.longdouble("1e400"))),
-    ],
+@cases(
+    "consumer value",
+    *(("torch", value) for value in TOO_LARGE),
+    *(pytest.param("onnx", value, marks=needs_onnx) for value in (*TOO_LARGE, np.longdouble("1e400"))),
 )
 def test_a_number_that_float32_cannot_hold_is_refused(consumer: str, value: Any, exported: Path) -> None:
     from interop import onnx_policy, policy

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from exports import HERE, ROOT, case_of, certificate, contract_of, needs, one_batch_size, save_run, skip_without_formats
-from refusals import refused
+from tables import cases, refused
 
 from ejax.config import load_config, parse_config
 from ejax.distributions import action_spec
@@ -160,13 +160,11 @@ def test_keys_shapes_and_order_are_those_of_torch() -> None:
     assert next(key for key, _ in shapes if key.startswith("critic")) == "critic.0.weight"
 
 
-@pytest.mark.parametrize(
-    ("key", "wrong", "message"),
-    [
-        ("encoder_image.1.weight", np.zeros((6, 5, 3, 3)), r"needs float32\[6, 4, 3, 3\]"),
-        ("encoder_image.0.weight", None, r"lacks encoder_image\.0\.weight"),
-        ("encoder_lamp.0.bias", np.zeros(4), r"has encoder_lamp\.0\.bias, which the policy lacks"),
-    ],
+@cases(
+    "key wrong message",
+    ("encoder_image.1.weight", np.zeros((6, 5, 3, 3)), r"needs float32\[6, 4, 3, 3\]"),
+    ("encoder_image.0.weight", None, r"lacks encoder_image\.0\.weight"),
+    ("encoder_lamp.0.bias", np.zeros(4), r"has encoder_lamp\.0\.bias, which the policy lacks"),
 )
 def test_weights_that_do_not_fit_are_named(key: str, wrong: Any, message: str) -> None:
     policy, params = made("two")

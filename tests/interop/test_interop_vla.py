@@ -27,7 +27,7 @@ from exports import (
     skip_without_formats,
     verify_without,
 )
-from refusals import refused
+from tables import cases, refused
 
 from ejax.evaluation import evaluate
 from ejax.numerics.text import as_bytes
@@ -251,15 +251,13 @@ def test_a_text_may_be_one_several_or_bytes() -> None:
         refused(tokenizer.tokens, texts, (2,), word="must be one str, strs in the shape [2]")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x: x.pop("vocabulary"), "needs type, vocabulary and max_words"),
-        (lambda x: x.update(type="bpe"), "'bpe'; this policy's is 'words'"),
-        (lambda x: x.update(max_words=0), "max_words of 1 to 65536"),
-        (lambda x: x.update(vocabulary=["red", "red"]), "no two alike"),
-        (lambda x: x.update(vocabulary=["Red"]), r"single ones in lower case.*Red"),
-    ],
+@cases(
+    "change message",
+    (lambda x: x.pop("vocabulary"), "needs type, vocabulary and max_words"),
+    (lambda x: x.update(type="bpe"), "'bpe'; this policy's is 'words'"),
+    (lambda x: x.update(max_words=0), "max_words of 1 to 65536"),
+    (lambda x: x.update(vocabulary=["red", "red"]), "no two alike"),
+    (lambda x: x.update(vocabulary=["Red"]), r"single ones in lower case.*Red"),
 )
 def test_what_is_no_tokenizer_is_refused(change: Any, message: str) -> None:
     raw = json.loads(Words(("red",), 2).to_json())
@@ -444,14 +442,12 @@ def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
     refused(spec_of, policy, Talk(), word="inputs called noise")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda spec: spec.update(schema_version=3), "schema version 3, this interop reads 1, 2"),
-        (lambda spec: spec.update(kind="vla"), "of the kind 'vla'; there is network, program. Export again"),
-        (lambda spec: spec.update(horizon="two"), "'horizon' must be int, got 'two'"),
-        (lambda spec: spec["text"].pop("part"), "under text lacks part"),
-    ],
+@cases(
+    "change message",
+    (lambda spec: spec.update(schema_version=3), "schema version 3, this interop reads 1, 2"),
+    (lambda spec: spec.update(kind="vla"), "of the kind 'vla'; there is network, program. Export again"),
+    (lambda spec: spec.update(horizon="two"), "'horizon' must be int, got 'two'"),
+    (lambda spec: spec["text"].pop("part"), "under text lacks part"),
 )
 def test_what_is_no_spec_is_refused(change: Any, message: str) -> None:
     raw = json.loads(spec_to_json(spec_of(made("keypoints")[0], Talk())))

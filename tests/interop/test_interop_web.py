@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tables import cases
 from tiny import EPISODE
 
 from ejax.distributions import ActionSpec
@@ -57,14 +58,12 @@ def node(program: str, **given: Any) -> Any:
 
 @pytest.mark.slow_cases("layernorm", "squashed")
 @needs_node
-@pytest.mark.parametrize(
+@cases(
     "policy",
-    [
-        POLICY,
-        ActorCritic(NORMAL, NetworkConfig(hidden_sizes=(9, 7), activation="gelu", use_layernorm=True), NETWORK),
-        ActorCritic(NORMAL, NetworkConfig(hidden_sizes=(9,), activation="silu", last_activation="tanh"), NETWORK),
-        ActorQ(ActionSpec("tanh_normal", (6,), (-0.5,) * 6, (2.0,) * 6), NETWORK, NETWORK),
-    ],
+    POLICY,
+    ActorCritic(NORMAL, NetworkConfig(hidden_sizes=(9, 7), activation="gelu", use_layernorm=True), NETWORK),
+    ActorCritic(NORMAL, NetworkConfig(hidden_sizes=(9,), activation="silu", last_activation="tanh"), NETWORK),
+    ActorQ(ActionSpec("tanh_normal", (6,), (-0.5,) * 6, (2.0,) * 6), NETWORK, NETWORK),
     ids=["normalized", "layernorm", "last_activation", "squashed"],
 )
 def test_the_policy_in_javascript_acts_as_in_jax(policy: Any) -> None:
@@ -108,13 +107,11 @@ def test_the_page_is_whole_and_names_no_address() -> None:
 @pytest.mark.slow
 @needs_node
 @pytest.mark.skipif(not WASM.is_dir(), reason="there is no node_modules/@mujoco/mujoco")
-@pytest.mark.parametrize(
+@cases(
     "env",
-    [
-        ENV,
-        PushCube(episode_length=60, start_range=(1.0, 1.0)),
-        VelocityRL(max_episode_steps=60, encoder_bias=0.1, push=None),
-    ],
+    ENV,
+    PushCube(episode_length=60, start_range=(1.0, 1.0)),
+    VelocityRL(max_episode_steps=60, encoder_bias=0.1, push=None),
     ids=["cube", "push", "legs"],
 )
 def test_the_page_plays_jax_s_episode_again(env: Any) -> None:
@@ -134,12 +131,10 @@ def test_the_page_plays_jax_s_episode_again(env: Any) -> None:
     assert max(worst["action"], worst["observation"]) < 1e-5 and worst["step"] < 1e-5 and worst["second"] < 1e-3
 
 
-@pytest.mark.parametrize(
-    ("env", "text"),
-    [
-        (CartPoleRL(), "cannot compute the observation of CartPoleRL in a browser; it can those of PushCube"),
-        (VelocityRL(terrain={"kind": "rough"}), "flat ground only, got terrain.kind 'rough'"),
-    ],
+@cases(
+    "env text",
+    (CartPoleRL(), "cannot compute the observation of CartPoleRL in a browser; it can those of PushCube"),
+    (VelocityRL(terrain={"kind": "rough"}), "flat ground only, got terrain.kind 'rough'"),
 )
 def test_a_task_that_the_page_cannot_compute_is_refused(env: Any, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
@@ -152,14 +147,12 @@ def test_a_policy_that_is_no_mlp_is_refused() -> None:
         page._policy(memory, {}, ENV, "obs")
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ("--web page.txt", "a page is written as .html"),
-        ("--web page.html --wasm .", "there is none in .: npm install @mujoco/mujoco, then give --wasm node_modules"),
-        ("--web page.html --push 1 --speed 2", "--web takes no --speed, --push"),
-        ("--wasm .", "--wasm goes with --web"),
-    ],
+@cases(
+    "options text",
+    ("--web page.txt", "a page is written as .html"),
+    ("--web page.html --wasm .", "there is none in .: npm install @mujoco/mujoco, then give --wasm node_modules"),
+    ("--web page.html --push 1 --speed 2", "--web takes no --speed, --push"),
+    ("--wasm .", "--wasm goes with --web"),
 )
 def test_an_option_that_cannot_be_followed_is_refused(
     options: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

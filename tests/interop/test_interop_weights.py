@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from refusals import refused
+from tables import cases, refused
 
 from ejax.config import RunConfig
 from ejax.distributions import ActionSpec
@@ -84,16 +84,14 @@ def test_normalizers_follow_the_networks() -> None:
     np.testing.assert_array_equal(state_dict["critic_obs_normalizer.standard_deviation"], np.sqrt(variance)[None])
 
 
-@pytest.mark.parametrize(
+@cases(
     "policy",
-    [
-        *(ActorCritic(SPEC, network(**variant), network(**variant)) for variant in VARIANTS),
-        ActorCritic(SPEC, network(), network(), critic_obs_groups=("state",)),
-        ActorOnly(SPEC, NetworkConfig(hidden_sizes=())),
-        ActorOnly(ActionSpec("multi_categorical", (3, 2)), network()),
-        ActorCritic(ActionSpec("tanh_normal", (1,), (-1.0,), (1.0,)), network(), network()),
-        policy_with(actor_obs_normalization=True),
-    ],
+    *(ActorCritic(SPEC, network(**variant), network(**variant)) for variant in VARIANTS),
+    ActorCritic(SPEC, network(), network(), critic_obs_groups=("state",)),
+    ActorOnly(SPEC, NetworkConfig(hidden_sizes=())),
+    ActorOnly(ActionSpec("multi_categorical", (3, 2)), network()),
+    ActorCritic(ActionSpec("tanh_normal", (1,), (-1.0,), (1.0,)), network(), network()),
+    policy_with(actor_obs_normalization=True),
 )
 def test_parameters_come_back_as_they_were(policy: ActorCritic | ActorOnly) -> None:
     obs = {"state": jnp.zeros((1, OBS)), "task": jnp.zeros((1, 3))}
@@ -119,19 +117,17 @@ def broken(**changes: Any) -> dict[str, Any]:
     return {key: x for key, x in state_dict.items() if x is not None}
 
 
-@pytest.mark.parametrize(
-    ("state_dict", "message"),
-    [
-        (broken(**{"critic.2.bias": None}), "lacks critic.2.bias"),
-        (broken(**{"critic.9.bias": np.zeros(1)}), "has critic.9.bias, which the policy lacks"),
-        (
-            {key.replace("log_std", "logstd"): x for key, x in broken().items()},
-            "lacks log_std. Did you mean 'logstd'?; has logstd, which the policy lacks. Did you mean 'log_std'?",
-        ),
-        (broken(log_std=np.zeros(3, np.float32)), "log_std is float32[3], the policy needs float32[2]"),
-        (broken(log_std=np.zeros(2)), "log_std is float64[2], the policy needs float32[2]"),
-        (broken(**{"actor.0.weight": np.zeros((8, 5, 1), np.float32)}), "the policy needs float32[8, any]"),
-    ],
+@cases(
+    "state_dict message",
+    (broken(**{"critic.2.bias": None}), "lacks critic.2.bias"),
+    (broken(**{"critic.9.bias": np.zeros(1)}), "has critic.9.bias, which the policy lacks"),
+    (
+        {key.replace("log_std", "logstd"): x for key, x in broken().items()},
+        "lacks log_std. Did you mean 'logstd'?; has logstd, which the policy lacks. Did you mean 'log_std'?",
+    ),
+    (broken(log_std=np.zeros(3, np.float32)), "log_std is float32[3], the policy needs float32[2]"),
+    (broken(log_std=np.zeros(2)), "log_std is float64[2], the policy needs float32[2]"),
+    (broken(**{"actor.0.weight": np.zeros((8, 5, 1), np.float32)}), "the policy needs float32[8, any]"),
 )
 def test_what_does_not_fit_is_named(state_dict: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -171,20 +167,18 @@ def test_the_optimizers_state_comes_back_as_it_was(config: OptimizerConfig, step
     assert_same(opt_state_from_torch(policy, params, there, config), opt_state)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: s["param_groups"][0].update(betas=(0.9, 0.95)), r"betas is \(0.9, 0.95\) in it, \(0.9, 0.999\) in"),
-        (lambda s: s["param_groups"][0].update(decoupled_weight_decay=True), "decoupled_weight_decay is True in it"),
-        (lambda s: s["param_groups"][0].update(amsgrad=True), "amsgrad is True"),
-        (lambda s: s["param_groups"].append(s["param_groups"][0]), "2 parameter groups"),
-        (lambda s: s["param_groups"][0]["params"].pop(), "has 10 parameters, the policy 11"),
-        (lambda s: s["state"].pop(0), "no state for log_std"),
-        (lambda s: [s["state"].pop(i) for i in (7, 8)], "no state for critic"),
-        (lambda s: s["state"][3].pop("exp_avg_sq"), "lacks exp_avg_sq: it is not Adam's"),
-        (lambda s: s["state"][3].update(step=9.0), r"took \[2, 9\] steps"),
-        (lambda s: s["state"][1].update(exp_avg=np.zeros((OBS, 8))), r"exp_avg of actor.0.weight is \[5, 8\]"),
-    ],
+@cases(
+    "change message",
+    (lambda s: s["param_groups"][0].update(betas=(0.9, 0.95)), r"betas is \(0.9, 0.95\) in it, \(0.9, 0.999\) in"),
+    (lambda s: s["param_groups"][0].update(decoupled_weight_decay=True), "decoupled_weight_decay is True in it"),
+    (lambda s: s["param_groups"][0].update(amsgrad=True), "amsgrad is True"),
+    (lambda s: s["param_groups"].append(s["param_groups"][0]), "2 parameter groups"),
+    (lambda s: s["param_groups"][0]["params"].pop(), "has 10 parameters, the policy 11"),
+    (lambda s: s["state"].pop(0), "no state for log_std"),
+    (lambda s: [s["state"].pop(i) for i in (7, 8)], "no state for critic"),
+    (lambda s: s["state"][3].pop("exp_avg_sq"), "lacks exp_avg_sq: it is not Adam's"),
+    (lambda s: s["state"][3].update(step=9.0), r"took \[2, 9\] steps"),
+    (lambda s: s["state"][1].update(exp_avg=np.zeros((OBS, 8))), r"exp_avg of actor.0.weight is \[5, 8\]"),
 )
 def test_an_optimizers_state_that_does_not_fit_is_refused(change: Callable[..., Any], message: str) -> None:
     policy, config = policy_with(), OPTIMIZERS[0]

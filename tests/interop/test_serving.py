@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 import pytest
 from small_flow import HORIZON, Flow, Wander, learned
+from tables import cases
 from tiny import tiny
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
@@ -109,16 +110,14 @@ def test_memory_is_the_connections_until_a_reset(address: str) -> None:
     first.close(), second.close()
 
 
-@pytest.mark.parametrize(
-    ("obs", "text"),
-    [
-        ({"q": np.zeros(3)}, r"'q' is float64\[3\]; must be \[2\], without a batch axis"),
-        ({"q": np.array([0.0, np.nan])}, "'q' has numbers that are not finite"),
-        ({"q": "text"}, r"'q' is a text of 4 bytes; must be numbers \[2\]"),
-        ({}, "the observation lacks 'q'"),
-        ({**OBS, "v": 1.0}, "the observation has 'v'; the policy knows q"),
-        ({**OBS, "reset": 1}, "'reset' must be true or false"),
-    ],
+@cases(
+    "obs text",
+    ({"q": np.zeros(3)}, r"'q' is float64\[3\]; must be \[2\], without a batch axis"),
+    ({"q": np.array([0.0, np.nan])}, "'q' has numbers that are not finite"),
+    ({"q": "text"}, r"'q' is a text of 4 bytes; must be numbers \[2\]"),
+    ({}, "the observation lacks 'q'"),
+    ({**OBS, "v": 1.0}, "the observation has 'v'; the policy knows q"),
+    ({**OBS, "reset": 1}, "'reset' must be true or false"),
 )
 def test_an_observation_that_does_not_fit_is_refused_by_a_text_that_names_its_part(
     obs: dict[str, Any], text: str, address: str
@@ -135,33 +134,31 @@ def test_an_observation_that_does_not_fit_is_refused_by_a_text_that_names_its_pa
 ARRAY = {b"__ndarray__": True, b"data": b"12345678", b"dtype": "<f4", b"shape": [2]}
 
 
-@pytest.mark.parametrize(
+@cases(
     "message",
-    [
-        b"\xc1",
-        b"\xdd\xff\xff\xff\xff",
-        "text",
-        b"\x81" * 2000,
-        b"\x91" * 2000,
-        msgpack.packb([1]),
-        msgpack.packb({"a.b": 1, "a": {"b": 2}}),
-        msgpack.packb({"q": [[1], [1, 2]]}),
-        msgpack.packb({"q": msgpack.ExtType(5, b"code")}),
-        *(
-            msgpack.packb({"q": {**ARRAY, **wrong}})
-            for wrong in (
-                {b"dtype": "|O"},
-                {b"dtype": "f4,f4"},
-                {b"dtype": "<M8[s]"},
-                {b"dtype": "<f8"},
-                {b"shape": [-2]},
-                {b"shape": [2, 1 << 62]},
-                {b"shape": [1 << 32, 1 << 32, 2]},
-                {b"shape": 2},
-                {b"data": "12345678"},
-            )
-        ),
-    ],
+    b"\xc1",
+    b"\xdd\xff\xff\xff\xff",
+    "text",
+    b"\x81" * 2000,
+    b"\x91" * 2000,
+    msgpack.packb([1]),
+    msgpack.packb({"a.b": 1, "a": {"b": 2}}),
+    msgpack.packb({"q": [[1], [1, 2]]}),
+    msgpack.packb({"q": msgpack.ExtType(5, b"code")}),
+    *(
+        msgpack.packb({"q": {**ARRAY, **wrong}})
+        for wrong in (
+            {b"dtype": "|O"},
+            {b"dtype": "f4,f4"},
+            {b"dtype": "<M8[s]"},
+            {b"dtype": "<f8"},
+            {b"shape": [-2]},
+            {b"shape": [2, 1 << 62]},
+            {b"shape": [1 << 32, 1 << 32, 2]},
+            {b"shape": 2},
+            {b"data": "12345678"},
+        )
+    ),
     ids=lambda message: repr(message)[:20],
 )
 def test_a_message_that_is_no_observation_is_a_value_error(message: Any) -> None:
@@ -208,26 +205,24 @@ def test_a_page_of_a_browser_cannot_connect(address: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["metadata", "healthz"])
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"Host": "localhost"}, 200),
-        ({"Host": "LOCALHOST:9000"}, 200),
-        ({"Host": "[::1]:8000"}, 200),
-        ({"Host": "127.0.0.2"}, 200),
-        ({"Host": "example.org"}, 403),
-        ({"Host": "example.org:8000"}, 403),
-        ({"Host": "127.0.0.1.example.org"}, 403),
-        ({"Host": "localhost.example.org"}, 403),
-        ({"Host": "127.0.0.1@example.org"}, 403),
-        ({"Host": "192.168.1.2"}, 403),
-        ({"Host": "0.0.0.0"}, 403),
-        ({"Host": "[::1"}, 403),
-        ({"Host": ""}, 403),
-        ({"Origin": "http://example.org"}, 403),
-        ({"Origin": "null"}, 403),
-    ],
+@cases(
+    "headers status",
+    ({}, 200),
+    ({"Host": "localhost"}, 200),
+    ({"Host": "LOCALHOST:9000"}, 200),
+    ({"Host": "[::1]:8000"}, 200),
+    ({"Host": "127.0.0.2"}, 200),
+    ({"Host": "example.org"}, 403),
+    ({"Host": "example.org:8000"}, 403),
+    ({"Host": "127.0.0.1.example.org"}, 403),
+    ({"Host": "localhost.example.org"}, 403),
+    ({"Host": "127.0.0.1@example.org"}, 403),
+    ({"Host": "192.168.1.2"}, 403),
+    ({"Host": "0.0.0.0"}, 403),
+    ({"Host": "[::1"}, 403),
+    ({"Host": ""}, 403),
+    ({"Origin": "http://example.org"}, 403),
+    ({"Origin": "null"}, 403),
 )
 def test_without_a_token_a_name_that_leads_here_is_not_served(
     path: str, headers: dict[str, str], status: int, address: str
@@ -291,13 +286,11 @@ def test_requests_that_wait_are_one_batch_padded_and_answered_as_alone() -> None
     assert sizes[:6] == [1, 2, 4, 8, 1, 4]
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--host", "0.0.0.0"], "got --host 0.0.0.0, which other machines may reach: it needs --token"),
-        (["--host", "0.0.0.0", "--token", "short"], "the token must have 16 ASCII characters or more"),
-        (["--port", "0"], "nowhere"),
-    ],
+@cases(
+    "options text",
+    (["--host", "0.0.0.0"], "got --host 0.0.0.0, which other machines may reach: it needs --token"),
+    (["--host", "0.0.0.0", "--token", "short"], "the token must have 16 ASCII characters or more"),
+    (["--port", "0"], "nowhere"),
 )
 def test_the_command_refuses_what_is_unsafe_or_missing(
     options: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import cases
 
 pytest.importorskip("tensordict", reason="needs torch and tensordict: pip install -e '.[torch]'")
 
@@ -104,12 +105,10 @@ def test_torch_differentiates_through_jax(clone: Path) -> None:
     assert "| all | 1 | 0 | 0 | 0 |" in run(clone).stdout
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        ("def test_of_something():\n    assert 1 == 2, 'two'\n", "test_of_something: AssertionError: two"),
-        ("import embodichain.no.such.thing as x\nx.Name.of.nothing\n", ""),
-    ],
+@cases(
+    "content told",
+    ("def test_of_something():\n    assert 1 == 2, 'two'\n", "test_of_something: AssertionError: two"),
+    ("import embodichain.no.such.thing as x\nx.Name.of.nothing\n", ""),
     ids=["a test without a reason", "a file that cannot be read"],
 )
 def test_what_fails_is_counted_and_fails(content: str, told: str, clone: Path) -> None:

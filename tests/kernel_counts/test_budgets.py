@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from tables import cases
 
 from benchmarks.kernel_counts import budgets
 from benchmarks.kernel_counts.__main__ import main
@@ -39,17 +40,15 @@ def budget_file(tmp_path: Path, **counts: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("counted", "budget", "exceeded"),
-    [
-        (
-            {"train/update/kernels": 1200},
-            {"train/update/kernels": 1100},
-            ["train/update/kernels: 1,200, the budget is 1,100"],
-        ),
-        ({"train/update/kernels": 1100}, {"train/update/kernels": 1100, "train/minibatch/kernels": 3}, []),
-        ({"train/env step/callbacks": 1}, {}, ["train/env step/callbacks: 1, the budget is 0"]),
-    ],
+@cases(
+    "counted budget exceeded",
+    (
+        {"train/update/kernels": 1200},
+        {"train/update/kernels": 1100},
+        ["train/update/kernels: 1,200, the budget is 1,100"],
+    ),
+    ({"train/update/kernels": 1100}, {"train/update/kernels": 1100, "train/minibatch/kernels": 3}, []),
+    ({"train/env step/callbacks": 1}, {}, ["train/env step/callbacks: 1, the budget is 0"]),
 )
 def test_a_count_above_its_budget_is_named_with_both_numbers(
     counted: dict[str, int], budget: dict[str, int], exceeded: list[str]

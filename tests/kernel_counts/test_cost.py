@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from tables import cases
 
 from benchmarks.kernel_counts.cost import Collective, Cost, instruction_cost
 from benchmarks.kernel_counts.hlo import Computation, Instruction, Module, Shape, parse
@@ -79,9 +80,7 @@ def test_an_instruction_is_read_with_the_leaves_of_its_tuple() -> None:
     assert steps.trip_count == 3
 
 
-@pytest.mark.parametrize(
-    "groups", ["[1,8]<=[8]", "{{0,1,2,3,4,5,6,7}}", "mesh['axis_0'=1,'axis_1'=8] {'axis_1'}", "mesh['env'=8] {'env'}"]
-)
+@cases("groups", "[1,8]<=[8]", "{{0,1,2,3,4,5,6,7}}", "mesh['axis_0'=1,'axis_1'=8] {'axis_1'}", "mesh['env'=8] {'env'}")
 def test_every_form_of_replica_groups_gives_their_size(groups: str) -> None:
     text = f"%x = f32[] parameter(0)\n%r = f32[] all-reduce(%x), channel_id=1, replica_groups={groups}, to_apply=%add"
     (collective,) = one(text).collectives
@@ -91,13 +90,11 @@ def test_every_form_of_replica_groups_gives_their_size(groups: str) -> None:
 SLICED = LOOPS.replace("calls=%write_row", "calls=%read_row").replace("(%kept, %next, %i)", "(%kept, %i)")
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "num_bytes"),
-    [
-        (LOOPS, "stepped", 3 * ARRAY),  # a fusion reads its operands and writes its result
-        (LOOPS, "stored", 2 * ARRAY + 4),  # of an array updated in place the row, and the index
-        (SLICED, "stored", 2 * ARRAY + 4),  # of an array that is sliced the slice
-    ],
+@cases(
+    "text name num_bytes",
+    (LOOPS, "stepped", 3 * ARRAY),  # a fusion reads its operands and writes its result
+    (LOOPS, "stored", 2 * ARRAY + 4),  # of an array updated in place the row, and the index
+    (SLICED, "stored", 2 * ARRAY + 4),  # of an array that is sliced the slice
 )
 def test_a_fusion_is_one_kernel_that_moves_what_it_touches(text: str, name: str, num_bytes: int) -> None:
     module = parse(text)
@@ -126,20 +123,18 @@ GATHER = f"""{X}
 %s = (f32[4]{{0}}, f32[32]{{0}}) all-gather-start(%x), channel_id=1, replica_groups=[1,8]<=[8], dimensions={{0}}"""
 
 
-@pytest.mark.parametrize(
-    ("text", "fact", "expected"),
-    [
-        (f"{A}\n{DOT}, operand_precision={{highest,highest}}", "dot_flops", {"f32 exact": 2 * 4 * 4 * 8}),
-        (GEMM, "dot_flops", {"bf16": 2 * 8 * 16 * 32}),
-        (GEMM, "library_calls", {"__cublas$gemm": 1}),
-        (CHOLESKY, "dot_flops", {"f32": 64 * 12**3 // 3}),
-        (CONVOLUTION, "dot_flops", {"f32": 2 * (2 * 4 * 4 * 16) * 5 * 5 * 3}),
-        ('%c = (f32[4]{0}) custom-call(), custom_call_target="xla_ffi_python_gpu_callback"', "callbacks", 1.0),
-        (GATHER, "collectives", {Collective("all-gather", 32 * 4, 8, ""): 1}),
-        (f"{GATHER}\n%d = f32[32]{{0}} all-gather-done(%s)", "kernels", 0.0),
-        ("%x = f32[4,0]{1,0} parameter(0)\n%c = f32[4,0]{1,0} copy(%x)", "kernels", 0.0),
-        ("%p = u32[] partition-id()", "kernels", 1.0),
-    ],
+@cases(
+    "text fact expected",
+    (f"{A}\n{DOT}, operand_precision={{highest,highest}}", "dot_flops", {"f32 exact": 2 * 4 * 4 * 8}),
+    (GEMM, "dot_flops", {"bf16": 2 * 8 * 16 * 32}),
+    (GEMM, "library_calls", {"__cublas$gemm": 1}),
+    (CHOLESKY, "dot_flops", {"f32": 64 * 12**3 // 3}),
+    (CONVOLUTION, "dot_flops", {"f32": 2 * (2 * 4 * 4 * 16) * 5 * 5 * 3}),
+    ('%c = (f32[4]{0}) custom-call(), custom_call_target="xla_ffi_python_gpu_callback"', "callbacks", 1.0),
+    (GATHER, "collectives", {Collective("all-gather", 32 * 4, 8, ""): 1}),
+    (f"{GATHER}\n%d = f32[32]{{0}} all-gather-done(%s)", "kernels", 0.0),
+    ("%x = f32[4,0]{1,0} parameter(0)\n%c = f32[4,0]{1,0} copy(%x)", "kernels", 0.0),
+    ("%p = u32[] partition-id()", "kernels", 1.0),
     ids=["exact", "gemm", "library", "cholesky", "convolution", "callback", "gather", "its end", "nothing", "number"],
 )
 def test_an_operation_costs_what_its_operands_say(text: str, fact: str, expected: object) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import pytest
 import yaml
+from tables import cases
 from tiny import EVALUATED, NUM_ENVS, NUM_STEPS, PPO, STEPS, tiny
 
 from benchmarks.kernel_counts.bounds import HOST_TRIP_S, LAUNCH_S, bounds
@@ -58,13 +59,11 @@ def test_a_rollout_keeps_what_it_is_made_of(found: dict[str, Any]) -> None:
     assert 4 * (obs + final_obs + action + mean) < kept < 4 * (obs + final_obs + action + mean) + 64
 
 
-@pytest.mark.parametrize(
-    ("cost", "limiting", "seconds"),
-    [
-        (Cost(num_bytes=H100.bandwidth), "memory", 1.0),
-        (Cost(element_ops=2.0 * H100.fp32), "arithmetic", 2.0),
-        (Cost(kernels=1000.0, host_trips=10.0), "launches", 1000 * LAUNCH_S + 10 * HOST_TRIP_S),
-    ],
+@cases(
+    "cost limiting seconds",
+    (Cost(num_bytes=H100.bandwidth), "memory", 1.0),
+    (Cost(element_ops=2.0 * H100.fp32), "arithmetic", 2.0),
+    (Cost(kernels=1000.0, host_trips=10.0), "launches", 1000 * LAUNCH_S + 10 * HOST_TRIP_S),
 )
 def test_the_bound_is_that_of_the_scarcest_resource(cost: Cost, limiting: str, seconds: float) -> None:
     limits = bounds(cost, H100)

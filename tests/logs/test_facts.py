@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from tables import cases
 
 from ejax.logs.json_records import FactsError, read_facts
 
@@ -18,21 +19,19 @@ def test_facts_are_read_as_they_are(tmp_path: Path) -> None:
     assert read_facts(tmp_path / "a.json", Facts) == {"number": 3, "more": [1, 2]}
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (b"", "is not JSON, or was cut short"),
-        (b'{"number": 3, "na', r"cut short: .*line 1, column 15"),
-        (b"\xff\xfe", "is not text in UTF-8"),
-        (b"[1, 2]", "holds a list; it must be a mapping"),
-        (b"{}", "lacks the key 'number'"),
-        (b'{"number": "1"}', "has a wrong 'number': .*valid integer, got '1'"),
-        (b'{"number": true}', "has a wrong 'number'"),
-        (b'{"number": 1, "name": ' + b"[" * 90 + b"]" * 90 + b"}", "has a wrong 'name'.{,150}$"),
-        (b"[" * 200_000, "is nested deeper than 100 levels"),
-        (b'{"number": 1, "more": ' + b"[" * 100 + b"]" * 100 + b"}", "is nested deeper than 100 levels"),
-        (b'{"number": ' + b"1" * 5000 + b"}", "has an integer of 5000 digits; allowed are 100"),
-    ],
+@cases(
+    "content text",
+    (b"", "is not JSON, or was cut short"),
+    (b'{"number": 3, "na', r"cut short: .*line 1, column 15"),
+    (b"\xff\xfe", "is not text in UTF-8"),
+    (b"[1, 2]", "holds a list; it must be a mapping"),
+    (b"{}", "lacks the key 'number'"),
+    (b'{"number": "1"}', "has a wrong 'number': .*valid integer, got '1'"),
+    (b'{"number": true}', "has a wrong 'number'"),
+    (b'{"number": 1, "name": ' + b"[" * 90 + b"]" * 90 + b"}", "has a wrong 'name'.{,150}$"),
+    (b"[" * 200_000, "is nested deeper than 100 levels"),
+    (b'{"number": 1, "more": ' + b"[" * 100 + b"]" * 100 + b"}", "is nested deeper than 100 levels"),
+    (b'{"number": ' + b"1" * 5000 + b"}", "has an integer of 5000 digits; allowed are 100"),
     ids=["empty", "cut", "bytes", "list", "lacks", "text", "bool", "long", "deep", "closed", "digits"],
 )
 def test_what_is_no_such_file_is_refused_by_name(content: bytes, text: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import cases
 
 from ejax.logs.metric_log import MetricLog, keep_up_to
 
@@ -81,15 +82,13 @@ def test_a_line_that_a_kill_cut_short_is_nothing_to_speak_of(
     assert steps(path) == [10, 20, 20, 30]
 
 
-@pytest.mark.parametrize(
-    ("damage", "text"),
-    [
-        (lambda path: path.write_bytes(path.read_bytes().replace(b"0.5", b"0.6")), "was changed since"),
-        (lambda path: path.write_bytes(path.read_bytes()[:60]), "lacks lines that it had"),
-        (lambda path: path.write_bytes(b""), "is gone"),
-        (lambda path: path.unlink(), "is gone"),
-        (lambda path: (path.unlink(), path.mkdir()), "was no file"),
-    ],
+@cases(
+    "damage text",
+    (lambda path: path.write_bytes(path.read_bytes().replace(b"0.5", b"0.6")), "was changed since"),
+    (lambda path: path.write_bytes(path.read_bytes()[:60]), "lacks lines that it had"),
+    (lambda path: path.write_bytes(b""), "is gone"),
+    (lambda path: path.unlink(), "is gone"),
+    (lambda path: (path.unlink(), path.mkdir()), "was no file"),
     ids=["changed", "cut", "empty", "removed", "a folder"],
 )
 def test_a_log_that_is_another_than_at_the_checkpoint_is_said(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import cases
 from tiny import EVALUATED, tiny
 
 from ejax.config import parse_config
@@ -25,14 +26,12 @@ def best_of(mode: Any, values: list[float], broken: list[float]) -> Best | None:
     return best
 
 
-@pytest.mark.parametrize(
-    ("mode", "values", "broken", "expected"),
-    [
-        ("max", [5.0, math.nan, 9.0, math.inf, 9.0], [0.0] * 5, Best(9.0, 2)),
-        ("min", [5.0, 3.0, 9.0, -math.inf, 2.0], [0.0] * 5, Best(2.0, 4)),
-        ("max", [5.0, 9.0, 6.0, 7.0], [0.0, 1.0, 0.0, 3.0], Best(6.0, 2)),
-        ("max", [math.nan], [0.0], None),
-    ],
+@cases(
+    "mode values broken expected",
+    ("max", [5.0, math.nan, 9.0, math.inf, 9.0], [0.0] * 5, Best(9.0, 2)),
+    ("min", [5.0, 3.0, 9.0, -math.inf, 2.0], [0.0] * 5, Best(2.0, 4)),
+    ("max", [5.0, 9.0, 6.0, 7.0], [0.0, 1.0, 0.0, 3.0], Best(6.0, 2)),
+    ("max", [math.nan], [0.0], None),
 )
 def test_the_best_is_the_first_extreme_of_the_evaluations_that_are_finite_throughout(
     mode: str, values: list[float], broken: list[float], expected: Best | None

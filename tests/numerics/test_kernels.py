@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.numerics import platforms
 from ejax.numerics.kernels import flat_params, map_parts, pack_rows
@@ -115,13 +116,11 @@ def test_every_optimizer_of_a_config_takes_the_vector_for_the_tree(name: Any) ->
     chex.assert_trees_all_close(vectors.unpack(flat_updates), updates, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
+@cases(
     "params",
-    [
-        {"kernel": jnp.zeros(3)},
-        {"kernel": jnp.zeros(3), "bias": jnp.zeros(3, jnp.bfloat16)},
-        {"kernel": jnp.zeros((1024, 1025)), "bias": jnp.zeros(3)},
-    ],
+    {"kernel": jnp.zeros(3)},
+    {"kernel": jnp.zeros(3), "bias": jnp.zeros(3, jnp.bfloat16)},
+    {"kernel": jnp.zeros((1024, 1025)), "bias": jnp.zeros(3)},
     ids=["one", "types", "large"],
 )
 def test_one_array_types_that_differ_and_large_parameters_stay_as_they_are(params: Any) -> None:

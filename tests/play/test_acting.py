@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 from tiny import tiny
 
 import ejax
@@ -63,13 +64,11 @@ def test_samples_differ_from_call_to_call(actor: Actor, obs: np.ndarray) -> None
     assert np.isfinite(first).all() and not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "word"),
-    [
-        *((x, "PointMassRL") for x in (np.zeros(3, np.float32), np.zeros((2, 3), np.float32), {"robot": np.zeros(9)})),
-        *((np.full(14, x), "^obs: got ") for x in (2**24 + 1, 2**63 - 1, np.nan, -np.inf, 1e39, "0.5", None)),
-        *((np.zeros(14, kind), "^obs: got ") for kind in (np.complex64, "datetime64[s]")),
-    ],
+@cases(
+    "wrong word",
+    *((x, "PointMassRL") for x in (np.zeros(3, np.float32), np.zeros((2, 3), np.float32), {"robot": np.zeros(9)})),
+    *((np.full(14, x), "^obs: got ") for x in (2**24 + 1, 2**63 - 1, np.nan, -np.inf, 1e39, "0.5", None)),
+    *((np.zeros(14, kind), "^obs: got ") for kind in (np.complex64, "datetime64[s]")),
 )
 def test_another_observation_is_refused_by_its_form_and_its_numbers(actor: Actor, wrong: Any, word: str) -> None:
     with pytest.raises(ValueError, match=word):
@@ -90,14 +89,12 @@ def test_numbers_of_other_types_act_as_they_are(actor: Actor, right: np.ndarray)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("env", "options", "clips"),
-    [
-        ("gymnasium:Pendulum-v1", {"clip_actions": True}, True),
-        ("gymnasium:Pendulum-v1", {"clip_actions": False}, False),
-        ("PickPlaceRL", {}, True),
-        ("PointMassRL", {}, True),
-    ],
+@cases(
+    "env options clips",
+    ("gymnasium:Pendulum-v1", {"clip_actions": True}, True),
+    ("gymnasium:Pendulum-v1", {"clip_actions": False}, False),
+    ("PickPlaceRL", {}, True),
+    ("PointMassRL", {}, True),
 )
 def test_actions_are_clipped_where_the_environment_clips_them(
     env: str, options: dict[str, bool], clips: bool, tmp_path: Path

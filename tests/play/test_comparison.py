@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refusals, refused
+from tables import cases, refusals, refused
 from tiny import tiny
 from toy_tasks import Formula
 
@@ -58,17 +58,15 @@ ENDED[4:, 1] = False
 STILL = np.zeros((6, 3, 4), np.float32)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "valid", "tolerance", "expected"),
-    [
-        (LATER, ALL, 0.01, ("state/a", 3, 1, 0.02, [])),  # the earliest, though a later one differs more
-        (LATER, ALL, 0.6, None),
-        (TOGETHER_AT_2, ALL, 0.01, ("contact c", 2, 2, 0.02, ["observation b", "reward/d", "state/a"])),
-        (walk(a=(4, 1, 0.5)), ENDED, 0.01, None),  # after an episode's end
-        (walk(b=(1, 0, np.nan)), ALL, 0.01, ("observation b", 1, 0, np.inf, [])),  # breaks by one engine
-        ((STILL, STILL + 9e-5), ALL, 0.01, None),  # hardly moves
-        ((STILL, STILL + 2e-4), ALL, 0.01, ("contact c", 0, 0, 0.02, ["observation b", "reward/d", "state/a"])),
-    ],
+@cases(
+    "numbers valid tolerance expected",
+    (LATER, ALL, 0.01, ("state/a", 3, 1, 0.02, [])),  # the earliest, though a later one differs more
+    (LATER, ALL, 0.6, None),
+    (TOGETHER_AT_2, ALL, 0.01, ("contact c", 2, 2, 0.02, ["observation b", "reward/d", "state/a"])),
+    (walk(a=(4, 1, 0.5)), ENDED, 0.01, None),  # after an episode's end
+    (walk(b=(1, 0, np.nan)), ALL, 0.01, ("observation b", 1, 0, np.inf, [])),  # breaks by one engine
+    ((STILL, STILL + 9e-5), ALL, 0.01, None),  # hardly moves
+    ((STILL, STILL + 2e-4), ALL, 0.01, ("contact c", 0, 0, 0.02, ["observation b", "reward/d", "state/a"])),
 )
 def test_a_difference_is_first_by_step_then_by_group(numbers: Any, valid: Any, tolerance: float, expected: Any) -> None:
     found = first_difference(TERMS, *numbers, valid, tolerance)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import cases
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -35,15 +36,13 @@ def test_the_policy_reads_the_sentence_in_every_row_of_the_observation() -> None
     np.testing.assert_array_equal(seen["instruction"], np.broadcast_to(as_bytes("red", 5), (2, 3, 5)))
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ([], "has no ending(state) or cannot be drawn; --counterfactual needs both"),
-        (["--engine", "mjx"], "--engine goes without --counterfactual"),
-        (["--noise", "0.1"], "--noise goes without --counterfactual"),
-        (["--sample"], "--sample goes without --counterfactual"),
-        (["--episodes", "9"], "draws at most 8 starts; got --episodes 9"),
-    ],
+@cases(
+    "options text",
+    ([], "has no ending(state) or cannot be drawn; --counterfactual needs both"),
+    (["--engine", "mjx"], "--engine goes without --counterfactual"),
+    (["--noise", "0.1"], "--noise goes without --counterfactual"),
+    (["--sample"], "--sample goes without --counterfactual"),
+    (["--episodes", "9"], "draws at most 8 starts; got --episodes 9"),
 )
 def test_what_cannot_be_imagined_is_refused(
     tmp_path_factory: pytest.TempPathFactory, options: list[str], text: str, capsys: pytest.CaptureFixture[str]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import cases
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -34,22 +35,17 @@ def test_single_actions_of_a_runs_chunks_are_evaluated_in_a_table(
     assert all(0.0 < row["metrics/largest_jump"] <= row["largest_jump"] <= 1.0 for row in result["rows"])
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--chunks", "rtc"], "--chunks rtc guides a flow (head.type: flow), which this policy is not"),
-        (["--chunks", "now"], "no way to execute chunks 'now'"),
-        (["--chunks", "async", "--latency", "2"], "no config states how it holds: give --hold zero"),
-        (["--chunks", "async", "--latency", "5", "--hold", "zero"], "8 actions, 5 steps late, got one in 5 steps"),
-        (["--chunks", "async", "--latency", "0.5"], "--latency: got 0.5; must be whole control steps"),
-        (
-            ["--chunks", "async", "--hold", "zero,last,zero"],
-            "--hold: got zero,last,zero; must be zero or last, once or",
-        ),
-        (["--chunks", "async", "--noise", "0.1"], "--noise goes without --chunks: evaluate one condition"),
-        (["--every", "2"], "--every and --hold are of chunks"),
-        (["--chunks", "async", "env.cfg.action_chunk=1"], "this policy decides on one action"),
-    ],
+@cases(
+    "options text",
+    (["--chunks", "rtc"], "--chunks rtc guides a flow (head.type: flow), which this policy is not"),
+    (["--chunks", "now"], "no way to execute chunks 'now'"),
+    (["--chunks", "async", "--latency", "2"], "no config states how it holds: give --hold zero"),
+    (["--chunks", "async", "--latency", "5", "--hold", "zero"], "8 actions, 5 steps late, got one in 5 steps"),
+    (["--chunks", "async", "--latency", "0.5"], "--latency: got 0.5; must be whole control steps"),
+    (["--chunks", "async", "--hold", "zero,last,zero"], "--hold: got zero,last,zero; must be zero or last, once or"),
+    (["--chunks", "async", "--noise", "0.1"], "--noise goes without --chunks: evaluate one condition"),
+    (["--every", "2"], "--every and --hold are of chunks"),
+    (["--chunks", "async", "env.cfg.action_chunk=1"], "this policy decides on one action"),
 )
 def test_what_cannot_be_executed_is_refused(
     run: Path, options: list[str], text: str, capsys: pytest.CaptureFixture[str]

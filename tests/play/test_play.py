@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flax import struct
 from numpy.typing import NDArray
+from tables import cases
 from tiny import EPISODE, tiny
 from toy_tasks import Formula, Line, told
 
@@ -251,14 +252,12 @@ def test_a_video_is_written_with_blows_and_a_summary(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--command", "1,0,0"], "--command: PushCubeRL has no commands"),
-        (["--randomize"], "trainer.events.train: is empty"),
-        (["--speed", "0"], "--speed must be > 0, got 0.0"),
-        (["trainer.seed=3"], "can change env.… only"),
-    ],
+@cases(
+    "options text",
+    (["--command", "1,0,0"], "--command: PushCubeRL has no commands"),
+    (["--randomize"], "trainer.events.train: is empty"),
+    (["--speed", "0"], "--speed must be > 0, got 0.0"),
+    (["trainer.seed=3"], "can change env.… only"),
 )
 def test_what_the_run_does_not_have_is_refused(
     run: Path, options: list[str], text: str, capsys: pytest.CaptureFixture[str]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_flow import HORIZON, Flow, InUnits, Wander, learned
+from tables import cases
 
 from ejax.evaluation import evaluate
 from ejax.play.chunks import ExecutedPolicy, MeasuredEnv
@@ -27,16 +28,14 @@ def played(rule: Execution, num_steps: int) -> tuple[list[float], float]:
     return actions, player.largest_jump
 
 
-@pytest.mark.parametrize(
-    ("method", "latency", "every", "keeps", "actions", "jump"),
-    [
-        ("sync", 0, 4, False, [0, 0.01, 0.02, 0.03, 4, 4.01, 4.02, 4.03, 8], 3.97),
-        ("sync", 2, 3, False, [0, 0, 0, 0.01, 0.02, 0, 0, 5, 5.01, 5.02, 0], 5.02),
-        ("sync", 2, 3, True, [0, 0, 0, 0.01, 0.02, 0.02, 0.02, 5, 5.01, 5.02, 5.02], 4.98),
-        ("async", 2, 4, False, [0, 0, 0.02, 0.03, 0.04, 0.05, 4.02, 4.03, 4.04, 4.05, 8.02], 3.97),
-        ("async", 4, 4, False, [0, 0, 0, 0, 0.04, 0.05, 0.06, 0.07, 4.04, 4.05], 3.97),
-        ("rtc", 2, 4, False, [0, 0, 0.02, 0.03, 0.04, 0.05, 4.02, 4.03], 3.97),
-    ],
+@cases(
+    "method latency every keeps actions jump",
+    ("sync", 0, 4, False, [0, 0.01, 0.02, 0.03, 4, 4.01, 4.02, 4.03, 8], 3.97),
+    ("sync", 2, 3, False, [0, 0, 0, 0.01, 0.02, 0, 0, 5, 5.01, 5.02, 0], 5.02),
+    ("sync", 2, 3, True, [0, 0, 0, 0.01, 0.02, 0.02, 0.02, 5, 5.01, 5.02, 5.02], 4.98),
+    ("async", 2, 4, False, [0, 0, 0.02, 0.03, 0.04, 0.05, 4.02, 4.03, 4.04, 4.05, 8.02], 3.97),
+    ("async", 4, 4, False, [0, 0, 0, 0, 0.04, 0.05, 0.06, 0.07, 4.04, 4.05], 3.97),
+    ("rtc", 2, 4, False, [0, 0, 0.02, 0.03, 0.04, 0.05, 4.02, 4.03], 3.97),
 )
 def test_a_chunk_is_asked_for_and_gone_over_to_in_its_steps(
     method: str, latency: int, every: int, keeps: bool, actions: list[float], jump: float
@@ -63,15 +62,13 @@ def test_rtc_freezes_what_is_executed_meanwhile_and_frees_the_end() -> None:
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("rule", "text"),
-    [
-        (("rct", 8), "no way to execute chunks 'rct'; there is sync, async, ensemble, rtc"),
-        (("async", 8, 5), "8 actions, 5 steps late, got one in 5 steps; allowed: none"),
-        (("rtc", 8, 2, 7), r"got one in 7 steps; allowed: 2 … 6"),
-        (("sync", 8, 2, 9), r"allowed: 1 … 8"),
-        (("ensemble", 8, -1), "allowed: none: the latency is out of range"),
-    ],
+@cases(
+    "rule text",
+    (("rct", 8), "no way to execute chunks 'rct'; there is sync, async, ensemble, rtc"),
+    (("async", 8, 5), "8 actions, 5 steps late, got one in 5 steps; allowed: none"),
+    (("rtc", 8, 2, 7), r"got one in 7 steps; allowed: 2 … 6"),
+    (("sync", 8, 2, 9), r"allowed: 1 … 8"),
+    (("ensemble", 8, -1), "allowed: none: the latency is out of range"),
 )
 def test_what_a_chunk_is_too_short_for_is_refused(rule: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from tables import cases
 
 from ejax.policies.pretrained import efficientnet
 from ejax.policies.pretrained.efficientnet import (
@@ -61,9 +62,7 @@ def test_features_are_those_of_xlas_convolutions(size: tuple[int, int]) -> None:
     np.testing.assert_allclose(jax.jit(module.apply)(params, image), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("stride", "channels", "blocks"), [(2, 16, 1), (4, 24, 3), (8, 40, 5), (16, 112, 11), (32, 320, 16)]
-)
+@cases("stride channels blocks", (2, 16, 1), (4, 24, 3), (8, 40, 5), (16, 112, 11), (32, 320, 16))
 def test_a_stride_gives_the_last_block_at_that_resolution(stride: Stride, channels: int, blocks: int) -> None:
     module = EfficientNetLite0(stride)
     features, variables = jax.eval_shape(

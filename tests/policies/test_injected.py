@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from own_policies import OBS
+from tables import cases
 from tiny import EVALUATED, STEPS, tiny
 
 import ejax
@@ -101,13 +102,11 @@ def test_an_mlp_as_a_module_computes_what_its_config_does() -> None:
     assert of_module != of_config and of_module == ActorCritic(TWO, MLP(SMALL, 2), MLP(SMALL, 1))
 
 
-@pytest.mark.parametrize(
-    ("actor", "error", "message"),
-    [
-        (sequential(3), ValueError, r"actor, a Sequential, gives \[5, 3\] for features \[5, 14\], must give \[5, 2\]"),
-        ({"hidden_sizes": [8]}, TypeError, "actor must be a NetworkConfig or a Flax Linen module, got a FrozenDict"),
-        (NnxNetwork(2, nnx.Rngs(0)), TypeError, r"got a NnxNetwork; of NNX, give flax.nnx.bridge.to_linen"),
-    ],
+@cases(
+    "actor error message",
+    (sequential(3), ValueError, r"actor, a Sequential, gives \[5, 3\] for features \[5, 14\], must give \[5, 2\]"),
+    ({"hidden_sizes": [8]}, TypeError, "actor must be a NetworkConfig or a Flax Linen module, got a FrozenDict"),
+    (NnxNetwork(2, nnx.Rngs(0)), TypeError, r"got a NnxNetwork; of NNX, give flax.nnx.bridge.to_linen"),
 )
 def test_a_network_that_does_not_fit_is_named(actor: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
@@ -169,13 +168,11 @@ def test_a_resume_with_another_module_of_the_same_shapes_is_refused(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("critic", "message"),
-    [
-        (nn.Sequential([nn.Dense(8), nn.Dropout(0.5, deterministic=False), nn.Dense(1)]), "PRNG for .dropout"),
-        (nn.Sequential([nn.BatchNorm(use_running_average=True), nn.Dense(1)]), "batch_stats.* that would never move"),
-        (nn.Sequential([nn.BatchNorm(use_running_average=False), nn.Dense(1)]), "immutable"),
-    ],
+@cases(
+    "critic message",
+    (nn.Sequential([nn.Dense(8), nn.Dropout(0.5, deterministic=False), nn.Dense(1)]), "PRNG for .dropout"),
+    (nn.Sequential([nn.BatchNorm(use_running_average=True), nn.Dense(1)]), "batch_stats.* that would never move"),
+    (nn.Sequential([nn.BatchNorm(use_running_average=False), nn.Dense(1)]), "immutable"),
 )
 def test_what_a_module_would_lose_or_repeat_is_refused(critic: nn.Module, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from golden_vla_models import GIVEN, KINDS, load, make, small, write_folder
+from tables import cases
 from vla_model_inputs import CHUNK, LENGTH
 
 from ejax.config.embodichain.check import check
@@ -66,35 +67,27 @@ def test_all_names_that_do_not_fit_are_in_one_error(tmp_path: Path) -> None:
         make("pi0", other)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "text"),
-    [
-        ("pi0", {"type": "act"}, "is of 'act', not of pi0"),
-        ("pi0", {"use_relative_actions": True}, "use_relative_actions is true, which ejax has not"),
-        ("smolvla", {"add_image_special_tokens": True}, "add_image_special_tokens is true"),
-        (
-            "pi0",
-            {"input_features": {"observation.state": {"type": "STATE", "shape": [4]}}},
-            "has 3 numbers, the model's 4",
-        ),
-        ("smolvla", {"resize_imgs_with_padding": [32, 32]}, r"ejax has the size of these weights, \[16, 16\]"),
-        ("pi0", {"chunk_size": 3}, "at most the model's chunk of 3"),
-    ],
+@cases(
+    "kind options text",
+    ("pi0", {"type": "act"}, "is of 'act', not of pi0"),
+    ("pi0", {"use_relative_actions": True}, "use_relative_actions is true, which ejax has not"),
+    ("smolvla", {"add_image_special_tokens": True}, "add_image_special_tokens is true"),
+    ("pi0", {"input_features": {"observation.state": {"type": "STATE", "shape": [4]}}}, "has 3 numbers, the model's 4"),
+    ("smolvla", {"resize_imgs_with_padding": [32, 32]}, r"ejax has the size of these weights, \[16, 16\]"),
+    ("pi0", {"chunk_size": 3}, "at most the model's chunk of 3"),
 )
 def test_a_folder_that_does_not_fit_is_refused(kind: str, options: Any, text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=text):
         make(kind, write_folder(tmp_path / kind, kind, **options))
 
 
-@pytest.mark.parametrize(
-    ("model", "text"),
-    [
-        ({"width": 64}, "model_config.width belongs to the built-in model, not to pi0"),
-        ({"predicts": ["state"]}, "model_config.predicts belongs to the built-in model"),
-        ({"head": {"type": "gaussian"}}, "pi0 is a flow of the 3 steps in its config.json"),
-        ({"head": {"num_steps": 7}}, "head has flow and num_steps 7; pi0 is a flow of the 3 steps"),
-        ({"images": ["front"]}, "the observation has no front; it has instruction, state, top, wrist"),
-    ],
+@cases(
+    "model text",
+    ({"width": 64}, "model_config.width belongs to the built-in model, not to pi0"),
+    ({"predicts": ["state"]}, "model_config.predicts belongs to the built-in model"),
+    ({"head": {"type": "gaussian"}}, "pi0 is a flow of the 3 steps in its config.json"),
+    ({"head": {"num_steps": 7}}, "head has flow and num_steps 7; pi0 is a flow of the 3 steps"),
+    ({"images": ["front"]}, "the observation has no front; it has instruction, state, top, wrist"),
 )
 def test_options_that_the_model_has_not_are_refused(model: Any, text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=text):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pytest import MonkeyPatch
+from tables import cases
 from tiny import NETWORK as NETWORK_BLOCK
 from tiny import STEPS, tiny
 
@@ -154,12 +155,10 @@ def sequence() -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        *((kind, {}) for kind in MEMORIES),
-        *(("gru", fields) for fields in ({"critic_memory": OF_ACTOR}, {"critic_memory": NONE}, {"critic": None})),
-    ],
+@cases(
+    "kind fields",
+    *((kind, {}) for kind in MEMORIES),
+    *(("gru", fields) for fields in ({"critic_memory": OF_ACTOR}, {"critic_memory": NONE}, {"critic": None})),
     ids=str,
 )
 def test_a_sequence_is_its_steps_one_after_the_other(kind: str, fields: dict[str, Any], sequence: Any) -> None:
@@ -307,9 +306,7 @@ def ratio_of_first_step(policy: Any, params: Any, rollout: Any, **options: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{}, {"staleness_correction": "vtrace"}, {"schedule": "adaptive", "desired_kl": 0.01}], ids=str
-)
+@cases("options", {}, {"staleness_correction": "vtrace"}, {"schedule": "adaptive", "desired_kl": 0.01}, ids=str)
 def test_the_ratio_is_one_before_the_first_gradient_step(collected: Any, options: dict[str, Any]) -> None:
     metrics = ratio_of_first_step(*collected, sequence_length=4, **options)
     assert metrics["approx_kl"] < 1e-10 and metrics["clip_fraction"] == 0.0
@@ -383,9 +380,7 @@ def test_gradients_in_chunks_add_up(collected: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "memory", [None, {"type": "gru", "hidden_size": 16}, {"type": "history", "length": 4}], ids=str
-)
+@cases("memory", None, {"type": "gru", "hidden_size": 16}, {"type": "history", "length": 4}, ids=str)
 def test_recalling_a_cue_takes_a_memory(memory: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     actor = {"network_cfg": {"hidden_sizes": [16], "activation": "tanh"}, "memory": memory}
     trainer = {"num_envs": 64, "buffer_size": 8, "iterations": 60, "console": False, "seed": 3}

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from tables import cases
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.config import RunConfig
@@ -156,17 +157,15 @@ def test_layernorm_has_torchs_epsilon() -> None:
     np.testing.assert_allclose(output[0], np.array([1e-3, -1e-3]) / math.sqrt(1e-6 + 1e-5), rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "formula"),
-    [
-        ("relu", lambda x: max(x, 0.0)),
-        ("elu", lambda x: x if x > 0 else math.expm1(x)),
-        ("tanh", math.tanh),
-        ("gelu", lambda x: 0.5 * x * (1.0 + math.erf(x / math.sqrt(2.0)))),  # exact, not the tanh approximation
-        ("silu", lambda x: x / (1.0 + math.exp(-x))),
-        ("swish", lambda x: x / (1.0 + math.exp(-x))),
-        ("none", lambda x: x),
-    ],
+@cases(
+    "name formula",
+    ("relu", lambda x: max(x, 0.0)),
+    ("elu", lambda x: x if x > 0 else math.expm1(x)),
+    ("tanh", math.tanh),
+    ("gelu", lambda x: 0.5 * x * (1.0 + math.erf(x / math.sqrt(2.0)))),  # exact, not the tanh approximation
+    ("silu", lambda x: x / (1.0 + math.exp(-x))),
+    ("swish", lambda x: x / (1.0 + math.exp(-x))),
+    ("none", lambda x: x),
 )
 def test_activations_are_torchs(name: str, formula: Callable[..., Any]) -> None:
     config = NetworkConfig(hidden_sizes=(), last_activation=name)
@@ -298,10 +297,7 @@ def test_actor_only_has_no_critic_and_value_zero() -> None:
     assert policy.apply(params, OBS)[1].tolist() == [0.0] * 5
 
 
-@pytest.mark.parametrize(
-    ("log_std", "used", "slope"),
-    [(-6.0, -5.0, 0.0), (-5.0, -5.0, 1.0), (0.3, 0.3, 1.0), (2.0, 2.0, 1.0), (3.0, 2.0, 0.0)],
-)
+@cases("log_std used slope", (-6.0, -5.0, 0.0), (-5.0, -5.0, 1.0), (0.3, 0.3, 1.0), (2.0, 2.0, 1.0), (3.0, 2.0, 0.0))
 def test_log_std_is_clamped_as_torch_clamps(
     actor_critic: tuple[ActorCritic, Any], log_std: float, used: float, slope: float
 ) -> None:

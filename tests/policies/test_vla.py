@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.algorithms.batch import evaluate_rollout
 from ejax.algorithms.bc import ALGORITHM, BCConfig, _choose_frames, bc_loss, chunk_targets
@@ -409,17 +410,15 @@ def test_an_instruction_of_the_config_stands_in_for_one_of_the_observation() -> 
         make(VLAConfig(**config), box, space)
 
 
-@pytest.mark.parametrize(
-    ("model", "horizon", "complaint"),
-    [
-        ({"images": ["wrist"]}, K, "model_config names wrist"),
-        ({}, 4, "inference_horizon 4 does not divide"),
-        ({"width": 10, "num_heads": 4}, K, "multiple of 2 x num_heads"),
-        ({"image_encoder": {"typ": "patches"}}, K, "typ"),
-        ({"images": ["state"]}, K, r"'state' must be uint8 \[H, W, 3\]"),
-        ({"predicts": ["goal"]}, K, "model_config names goal"),
-        ({"text_encoder": {"max_words": 7}}, K, "max_words is 7, but an instruction has 8 words: 'put the red"),
-    ],
+@cases(
+    "model horizon complaint",
+    ({"images": ["wrist"]}, K, "model_config names wrist"),
+    ({}, 4, "inference_horizon 4 does not divide"),
+    ({"width": 10, "num_heads": 4}, K, "multiple of 2 x num_heads"),
+    ({"image_encoder": {"typ": "patches"}}, K, "typ"),
+    ({"images": ["state"]}, K, r"'state' must be uint8 \[H, W, 3\]"),
+    ({"predicts": ["goal"]}, K, "model_config names goal"),
+    ({"text_encoder": {"max_words": 7}}, K, "max_words is 7, but an instruction has 8 words: 'put the red"),
 )
 def test_a_config_that_does_not_fit_is_refused(model: dict[str, Any], horizon: int, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):

@@ -14,6 +14,7 @@ from flax import traverse_util
 from golden_pairs import load as load_golden
 from golden_vla_models import FILE, KINDS, small, write_folder
 from picture_task import CHUNK, TEXTS, PictureTask
+from tables import cases
 
 from ejax.config import parse_config
 from ejax.config.data import DataConfig
@@ -117,15 +118,13 @@ def test_units_are_those_of_the_first_demonstrations() -> None:
     assert replace(policy, fits=False).fit_units(params, obs, jnp.asarray(action)) is params
 
 
-@pytest.mark.parametrize(
-    ("model", "text"),
-    [
-        ({"frozen": ["visio$"]}, "no weight has a name that begins as 'visio"),
-        ({"lora": {"modules": ["[q"]}}, "not a regular expression"),
-        ({"sizes": {**SIZES, "vision_width": 24}}, "vision_width is 24; pi0's vision tower has 16 heads"),
-        ({"sizes": {**SIZES, "patch": 5}}, "let the first divide the second"),
-        ({"sizes": {**SIZES, "max_words": 1}}, "an instruction of 2 words"),
-    ],
+@cases(
+    "model text",
+    ({"frozen": ["visio$"]}, "no weight has a name that begins as 'visio"),
+    ({"lora": {"modules": ["[q"]}}, "not a regular expression"),
+    ({"sizes": {**SIZES, "vision_width": 24}}, "vision_width is 24; pi0's vision tower has 16 heads"),
+    ({"sizes": {**SIZES, "patch": 5}}, "let the first divide the second"),
+    ({"sizes": {**SIZES, "max_words": 1}}, "an instruction of 2 words"),
 )
 def test_options_that_do_not_fit_are_refused(model: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.policies.pretrained.weights import WeightsError, find_weights, fit_weights, load_weights
 from ejax.schema.registry import WEIGHT_READERS
@@ -175,9 +176,7 @@ def test_bfloat16_is_read_right(tmp_path: Path) -> None:
     assert load_weights(tmp_path / "w.safetensors")["a"].astype(np.float32).tolist() == [1, -2]
 
 
-@pytest.mark.parametrize(
-    "header", [b'{"a":' + b"[" * 100_000, b"{" + b" " * 10, b'{"a":{"dtype":"I3"}}', b"[]", b"\xff"]
-)
+@cases("header", b'{"a":' + b"[" * 100_000, b"{" + b" " * 10, b'{"a":{"dtype":"I3"}}', b"[]", b"\xff")
 def test_a_strange_header_is_refused(header: bytes, tmp_path: Path) -> None:
     write_raw(tmp_path / "w.safetensors", header)
     with pytest.raises(WeightsError, match=r"w\.safetensors is not a safetensors file, or is damaged"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.policies.pretrained.minilm import WordPiece, read_wordpiece
 
@@ -61,17 +62,15 @@ def test_a_text_that_is_too_long_is_refused(tokenizer: WordPiece) -> None:
         tokenizer.batch(["put " * 300])
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "complaint"),
-    [
-        ("vocab.txt", "\n".join([*TOKENS, "put"]), "a token twice"),
-        ("vocab.txt", "a", r"of 1 tokens lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\]"),
-        ("tokenizer.json", "{", "not the file of a BERT tokenizer"),
-        ("tokenizer.json", "[" * 100_000, "not the file of a BERT tokenizer"),
-        ("tokenizer.json", json.dumps(content(normalizer={"type": "Odd"})), "not the file of a BERT tokenizer"),
-        ("tokenizer.json", json.dumps(content(model={**content()["model"], "vocab": {"[UNK]": 0}})), "lacks"),
-        ("other.txt", "", r"has neither tokenizer\.json nor vocab\.txt"),
-    ],
+@cases(
+    "file text complaint",
+    ("vocab.txt", "\n".join([*TOKENS, "put"]), "a token twice"),
+    ("vocab.txt", "a", r"of 1 tokens lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\]"),
+    ("tokenizer.json", "{", "not the file of a BERT tokenizer"),
+    ("tokenizer.json", "[" * 100_000, "not the file of a BERT tokenizer"),
+    ("tokenizer.json", json.dumps(content(normalizer={"type": "Odd"})), "not the file of a BERT tokenizer"),
+    ("tokenizer.json", json.dumps(content(model={**content()["model"], "vocab": {"[UNK]": 0}})), "lacks"),
+    ("other.txt", "", r"has neither tokenizer\.json nor vocab\.txt"),
 )
 def test_another_file_is_refused(tmp_path: Path, file: str, text: str, complaint: str) -> None:
     (tmp_path / file).write_text(text)

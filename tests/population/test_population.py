@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.tiny import EVALUATED, GRPO, STEPS, tiny
+from tables import cases
 
 from ejax.algorithms.ppo import PPOConfig
 from ejax.algorithms.step import RunState, Step, repeat_step
@@ -84,26 +85,24 @@ def test_overrides_dotted_keys_and_the_canonical_form_say_the_same() -> None:
     assert written == overridden == flat == parse_config(written.to_dict())
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"seeds": [1, 1]}, "seeds that differ"),
-        ({"seedz": 2}, "Did you mean 'seeds'"),
-        ({RATE: []}, "a list of values that differ"),
-        ({RATE: 1e-3}, "got 0.001"),
-        ({RATE: [-1.0]}, "learning_rate=-1.0 is .* greater"),
-        ({"algorithm.cfg.n_epochs": [1, 2]}, "decides shapes and loops"),
-        ({"algorithm.cfg.optimizer.name": ["adam", "sgd"]}, "got 'adam'"),
-        ({"algorithm.cfg.gama": [0.9]}, "unknown key"),
-        ({"trainer.num_envs": [4, 8]}, "got trainer.num_envs; .* examples/sweep.py trains"),
-        ({"data.buffer_size": [16, 32]}, "got data.engine.buffer_size; .* examples/sweep.py trains"),
-        ({"trainer.seed": [4, 8]}, "give population.seeds"),
-        ({"exploit": {"every": 1}}, "needs two members"),
-        ({"separate_runs": True, "seeds": 2}, "was removed: examples/sweep.py"),
-        ({"apart": True, "seeds": 2}, "was removed: examples/sweep.py"),
-        ({"seeds": 2, "exploit": {"every": 1, "fraction": 0.6}}, "less than or equal to 0.5"),
-        ({"algorithm.cfg.optimizer.kwargs.eps": [1e-8, 1e-6], "exploit": {"every": 1}}, "range is not known"),
-    ],
+@cases(
+    "given says",
+    ({"seeds": [1, 1]}, "seeds that differ"),
+    ({"seedz": 2}, "Did you mean 'seeds'"),
+    ({RATE: []}, "a list of values that differ"),
+    ({RATE: 1e-3}, "got 0.001"),
+    ({RATE: [-1.0]}, "learning_rate=-1.0 is .* greater"),
+    ({"algorithm.cfg.n_epochs": [1, 2]}, "decides shapes and loops"),
+    ({"algorithm.cfg.optimizer.name": ["adam", "sgd"]}, "got 'adam'"),
+    ({"algorithm.cfg.gama": [0.9]}, "unknown key"),
+    ({"trainer.num_envs": [4, 8]}, "got trainer.num_envs; .* examples/sweep.py trains"),
+    ({"data.buffer_size": [16, 32]}, "got data.engine.buffer_size; .* examples/sweep.py trains"),
+    ({"trainer.seed": [4, 8]}, "give population.seeds"),
+    ({"exploit": {"every": 1}}, "needs two members"),
+    ({"separate_runs": True, "seeds": 2}, "was removed: examples/sweep.py"),
+    ({"apart": True, "seeds": 2}, "was removed: examples/sweep.py"),
+    ({"seeds": 2, "exploit": {"every": 1, "fraction": 0.6}}, "less than or equal to 0.5"),
+    ({"algorithm.cfg.optimizer.kwargs.eps": [1e-8, 1e-6], "exploit": {"every": 1}}, "range is not known"),
 )
 def test_what_cannot_be_a_population_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
@@ -453,13 +452,11 @@ def test_options_that_are_arrays_give_nearly_the_numbers_of_constants() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@cases(
     "algorithm",
-    [
-        GRPO,
-        {"name": "apg", "cfg": {"segment_length": 8}},
-        {"name": "shac", "cfg": {"segment_length": 8, "critic_epochs": 1, "num_mini_batches": 2}},
-    ],
+    GRPO,
+    {"name": "apg", "cfg": {"segment_length": 8}},
+    {"name": "shac", "cfg": {"segment_length": 8, "critic_epochs": 1, "num_mini_batches": 2}},
     ids=lambda algorithm: algorithm["name"],
 )
 def test_other_algorithms_have_the_numbers_of_runs_by_themselves(algorithm: dict[str, Any]) -> None:

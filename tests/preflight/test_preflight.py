@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import pytest
 import yaml
+from tables import cases
 from tiny import EVALUATED, NUM_ENVS, STEPS, tiny, tiny_sac
 
 from ejax.config import ConfigError, load_config, parse_config
@@ -73,9 +74,10 @@ def test_the_program_is_the_one_that_training_starts() -> None:
     assert lowered.as_text() == started.as_text()
 
 
-@pytest.mark.parametrize(
-    ("message", "gives_up"),
-    [("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.1", False), ("INTERNAL: out of memory", True)],
+@cases(
+    "message gives_up",
+    ("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.1", False),
+    ("INTERNAL: out of memory", True),
 )
 def test_products_that_have_no_tiles_without_a_card_are_library_calls(message: str, gives_up: bool) -> None:
     class Untiled:
@@ -145,14 +147,12 @@ def test_an_environment_without_a_choice_of_physics_stays_as_it_is() -> None:
     assert on_accelerator(config) == (config, ())
 
 
-@pytest.mark.parametrize(
-    ("refused", "text"),
-    [
-        (lambda: on_accelerator(parse_config(tiny(env="CartPoleRL", env_cfg={"physics": "mujoco"}))), "got 'mujoco'"),
-        (lambda: programs_of(parse_config(tiny(env="gymnasium:Pendulum-v1"))), "lives outside JAX"),
-        (lambda: programs_of(load_config(ROOT / "configs/push_cube/bc.yaml")), "bc learns from demonstrations"),
-        (lambda: find_card("h300"), "got 'h300'; allowed: h100, h200, a100, l40s, rtx4090, b200, or a file"),
-    ],
+@cases(
+    "refused text",
+    (lambda: on_accelerator(parse_config(tiny(env="CartPoleRL", env_cfg={"physics": "mujoco"}))), "got 'mujoco'"),
+    (lambda: programs_of(parse_config(tiny(env="gymnasium:Pendulum-v1"))), "lives outside JAX"),
+    (lambda: programs_of(load_config(ROOT / "configs/push_cube/bc.yaml")), "bc learns from demonstrations"),
+    (lambda: find_card("h300"), "got 'h300'; allowed: h100, h200, a100, l40s, rtx4090, b200, or a file"),
     ids=["the C engine", "outside JAX", "cloning", "a card"],
 )
 def test_what_cannot_be_compiled_is_refused(refused: Any, text: str) -> None:
@@ -173,14 +173,12 @@ def test_a_description_without_what_the_bounds_need_is_refused(tmp_path: Path) -
 CUDA12, CUDA13 = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
 
 
-@pytest.mark.parametrize(
-    ("installed", "text"),
-    [
-        ({}, r"not installed; pip install -e '.\[preflight\]'"),
-        (dict.fromkeys(CUDA12, "0.1.0"), "jax-cuda12-plugin 0.1.0, .* do not fit jax"),
-        ({"jax-cuda12-plugin": jax.__version__}, "not installed"),
-        (dict.fromkeys(CUDA13, jax.__version__), None),
-    ],
+@cases(
+    "installed text",
+    ({}, r"not installed; pip install -e '.\[preflight\]'"),
+    (dict.fromkeys(CUDA12, "0.1.0"), "jax-cuda12-plugin 0.1.0, .* do not fit jax"),
+    ({"jax-cuda12-plugin": jax.__version__}, "not installed"),
+    (dict.fromkeys(CUDA13, jax.__version__), None),
 )
 def test_a_compiler_that_is_missing_or_does_not_fit_ends_in_a_message(
     installed: dict[str, str],

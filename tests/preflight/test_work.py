@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from tables import cases
 
 from ejax.preflight.work import Work, count_work
 
@@ -62,9 +63,7 @@ def test_what_runs_along_an_axis_reads_and_writes_it(way: str) -> None:
     assert work_of(getattr(jax.lax, way), X).num_bytes == 4 * 2 * X.size
 
 
-@pytest.mark.parametrize(
-    ("precision", "name"), [("float32", "f32 exact"), ("TF32_TF32_F32", "f32"), ("BF16_BF16_F32", "bf16")]
-)
+@cases("precision name", ("float32", "f32 exact"), ("TF32_TF32_F32", "f32"), ("BF16_BF16_F32", "bf16"))
 def test_products_go_by_the_precision_that_is_wanted(precision: str, name: str) -> None:
     with jax.default_matmul_precision(precision):
         assert set(work_of(lambda x, w: x @ w, X, W).products) == {name}

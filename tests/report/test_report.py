@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import cases
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import parse_config
@@ -311,17 +312,15 @@ def spoil(name: str, old: str, new: str) -> Callable[[Path], object]:
     return lambda run: (run / name).write_text((run / name).read_text().replace(old, new))
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda run: metrics_of(run).unlink(), "metrics.jsonl is not there"),
-        *((spoil("logs/metrics.jsonl", "{", f"{line}\n{{"), "not written by ejax") for line in UNREADABLE),
-        (spoil("configs/resolved.json", '"gamma"', '"gamma" '), "are damaged"),
-        (spoil("configs/resolved.json", "PointMassRL", "no.such.module:Env"), "no.such.module:Env, ppo"),
-        (spoil("configs/resolved.json", "PointMassRL", "mass\\ud800"), "mass\\ud800, ppo"),
-        # which would take an hour; there are holes alone in it
-        (lambda run: os.truncate(run / "configs/versions.json", 1 << 40), "cannot be read: has 1099511627776 bytes"),
-    ],
+@cases(
+    "change text",
+    (lambda run: metrics_of(run).unlink(), "metrics.jsonl is not there"),
+    *((spoil("logs/metrics.jsonl", "{", f"{line}\n{{"), "not written by ejax") for line in UNREADABLE),
+    (spoil("configs/resolved.json", '"gamma"', '"gamma" '), "are damaged"),
+    (spoil("configs/resolved.json", "PointMassRL", "no.such.module:Env"), "no.such.module:Env, ppo"),
+    (spoil("configs/resolved.json", "PointMassRL", "mass\\ud800"), "mass\\ud800, ppo"),
+    # which would take an hour; there are holes alone in it
+    (lambda run: os.truncate(run / "configs/versions.json", 1 << 40), "cannot be read: has 1099511627776 bytes"),
 )
 def test_what_is_damaged_missing_or_odd_is_named(run: Path, change: Callable[[Path], object], text: str) -> None:
     change(run)
@@ -386,9 +385,7 @@ def test_the_gait_of_legs_is_drawn_from_the_evaluations_card(run: Path, tmp_path
     assert "wrong 'gait.feet.0'" in report(run).text
 
 
-@pytest.mark.parametrize(
-    "linked", ["evaluations", "checkpoints", "logs", "exported", "quarantine", "videos", "videos/a.mp4"]
-)
+@cases("linked", "evaluations", "checkpoints", "logs", "exported", "quarantine", "videos", "videos/a.mp4")
 def test_a_link_out_of_the_run_is_told_and_not_followed(linked: str, run: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     shutil.copytree(run, foreign)
@@ -581,15 +578,13 @@ def test_evaluations_of_checkpoints_and_quarantined_episodes_are_shown(run: Path
     assert page.data["evaluations"][1:] == [[7, 0.125]] and page.data["runs"][1][-1] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("{run}", "{run}"), "is given twice; name each run once"),
-        (("{run}/logs",), "is not a run of ejax: it has no configs/resolved.json"),
-        (("{run}", "--to", "page.txt"), "give --to FILE.html"),
-        (("{run}", "--to", "{run}/no/page.html"), "No such file or directory"),
-        (("{run}", "--parity", "{run}"), "is not an export: it has no parity.json"),
-    ],
+@cases(
+    "arguments text",
+    (("{run}", "{run}"), "is given twice; name each run once"),
+    (("{run}/logs",), "is not a run of ejax: it has no configs/resolved.json"),
+    (("{run}", "--to", "page.txt"), "give --to FILE.html"),
+    (("{run}", "--to", "{run}/no/page.html"), "No such file or directory"),
+    (("{run}", "--parity", "{run}"), "is not an export: it has no parity.json"),
 )
 def test_bad_input_is_an_error_that_says_so(
     arguments: tuple[str, ...], text: str, run: Path, capsys: pytest.CaptureFixture[str]

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from tables import cases
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -92,22 +93,12 @@ def test_the_evaluation_next_to_the_step_counts_if_it_is_near(tables: ModuleType
     )
 
 
-@pytest.mark.parametrize(
-    ("header", "line", "error"),
-    [
-        (
-            "steps,trial_0",
-            "0,1",
-            r"lacks the columns exp_name, .*value; it has steps, trial_0\. A table has exp_name, ",
-        ),
-        (HEADER, "x,Ant-v4,1,avg_return,many,1", r"line 2: env_step 'many' and value '1' are not two numbers; correct"),
-        (HEADER, "x,Ant-v4,1,avg_return", "line 2: env_step None and value None are not two numbers"),
-        (
-            HEADER,
-            "x,Ant-v4,1,success,1,1",
-            r"no row is of the metric avg_return; there are success \(1 rows\)\. Give --",
-        ),
-    ],
+@cases(
+    "header line error",
+    ("steps,trial_0", "0,1", r"lacks the columns exp_name, .*value; it has steps, trial_0\. A table has exp_name, "),
+    (HEADER, "x,Ant-v4,1,avg_return,many,1", r"line 2: env_step 'many' and value '1' are not two numbers; correct"),
+    (HEADER, "x,Ant-v4,1,avg_return", "line 2: env_step None and value None are not two numbers"),
+    (HEADER, "x,Ant-v4,1,success,1,1", r"no row is of the metric avg_return; there are success \(1 rows\)\. Give --"),
 )
 def test_a_table_that_cannot_be_read_is_an_error(
     tables: ModuleType, tmp_path: Path, header: str, line: str, error: str

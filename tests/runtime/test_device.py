@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from tables import cases
 
 from ejax.runtime.device import matmul_precision, prepare_jax
 
@@ -17,16 +18,14 @@ def lowered(platform: str) -> str:
     return jax.jit(lambda x: x @ x).trace(x).lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.mark.parametrize(
-    ("precision", "where", "shown"),
-    [
-        ("float32", "cuda", "precision = [HIGHEST, HIGHEST]"),
-        ("tf32", "cuda:1", "lhs_precision_type = tf32"),
-        ("bf16", "cuda", "lhs_precision_type = bf16"),
-        ("float32", "cpu", "precision = [HIGHEST, HIGHEST]"),
-        ("tf32", "cpu", "precision = [HIGHEST, HIGHEST]"),
-        ("bf16", "cpu", "precision = [HIGHEST, HIGHEST]"),
-    ],
+@cases(
+    "precision where shown",
+    ("float32", "cuda", "precision = [HIGHEST, HIGHEST]"),
+    ("tf32", "cuda:1", "lhs_precision_type = tf32"),
+    ("bf16", "cuda", "lhs_precision_type = bf16"),
+    ("float32", "cpu", "precision = [HIGHEST, HIGHEST]"),
+    ("tf32", "cpu", "precision = [HIGHEST, HIGHEST]"),
+    ("bf16", "cpu", "precision = [HIGHEST, HIGHEST]"),
 )
 def test_the_precision_is_that_of_every_product_in_the_program(precision: Any, where: str, shown: str) -> None:
     with matmul_precision(precision, where):

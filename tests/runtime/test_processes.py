@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from several_processes import two_processes
+from tables import cases
 from tiny import tiny
 
 from ejax.config import ConfigError, parse_config
@@ -40,10 +41,7 @@ def test_a_process_alone_leads_and_has_nobody_to_join(monkeypatch: pytest.Monkey
     assert (process_count(), is_main_process(), unjoined()) == (1, True, None)
 
 
-@pytest.mark.parametrize(
-    ("variable", "scheduler"),
-    [("SLURM_NTASKS", "SLURM"), ("OMPI_COMM_WORLD_SIZE", "OpenMPI"), ("WORLD_SIZE", "torchrun")],
-)
+@cases("variable scheduler", ("SLURM_NTASKS", "SLURM"), ("OMPI_COMM_WORLD_SIZE", "OpenMPI"), ("WORLD_SIZE", "torchrun"))
 def test_processes_that_do_not_know_each_other_do_not_each_train_alone(
     monkeypatch: pytest.MonkeyPatch, variable: str, scheduler: str
 ) -> None:
@@ -89,14 +87,12 @@ def test_a_process_whose_others_do_not_come_says_so_and_waits_for_a_limited_time
     assert f"ProcessesError: the others did not all come to {where}, process {process} within 1 s" in done.stderr
 
 
-@pytest.mark.parametrize(
+@cases(
     "variables",
-    [
-        {"SLURM_NTASKS": "2"},
-        {"OMPI_COMM_WORLD_SIZE": "2"},
-        {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"},
-        {"JAX_COORDINATOR_ADDRESS": "host:1"},
-    ],
+    {"SLURM_NTASKS": "2"},
+    {"OMPI_COMM_WORLD_SIZE": "2"},
+    {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"},
+    {"JAX_COORDINATOR_ADDRESS": "host:1"},
     ids=lambda variables: next(iter(variables)),
 )
 def test_jax_is_asked_for_processes_that_a_scheduler_started(
@@ -316,13 +312,11 @@ def test_two_processes_collect_beside_the_updates_what_one_does(tmp_path: Path) 
     assert [row["collector/staleness"] for row in rows if "collector/staleness" in row] == [0.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("processes_of_devices", "collector", "text"),
-    [
-        ([0, 1], {"mode": "host"}, r"num_groups: got 1, but each of 2 processes .* a multiple of 2: \S+num_groups=2"),
-        ([0, 1, 1], {"mode": "host", "num_groups": 2}, r"distributed: got true for processes of \[1, 2\] devices"),
-        ([0, 1], {"mode": "async", "num_groups": 2, "schedule": "free"}, r"schedule: got 'free' in several processes"),
-    ],
+@cases(
+    "processes_of_devices collector text",
+    ([0, 1], {"mode": "host"}, r"num_groups: got 1, but each of 2 processes .* a multiple of 2: \S+num_groups=2"),
+    ([0, 1, 1], {"mode": "host", "num_groups": 2}, r"distributed: got true for processes of \[1, 2\] devices"),
+    ([0, 1], {"mode": "async", "num_groups": 2, "schedule": "free"}, r"schedule: got 'free' in several processes"),
     ids=["groups", "devices", "schedule"],
 )
 def test_what_processes_cannot_share_is_refused(

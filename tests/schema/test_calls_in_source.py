@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-import pytest
+from tables import cases
 
 ROOT = Path(__file__).parents[2]
 
@@ -252,15 +252,13 @@ def vouching(node: ast.AST) -> Iterator[str]:
         yield name
 
 
-@pytest.mark.parametrize(
-    ("named", "allowed"),
-    [
-        (opened, READS),
-        (written, WRITES),
-        (loose_json, {(file, "json"): why for file, why in PLAIN_JSON.items()}),
-        (running, RUNS_CODE),
-        (vouching, VOUCHES),
-    ],
+@cases(
+    "named allowed",
+    (opened, READS),
+    (written, WRITES),
+    (loose_json, {(file, "json"): why for file, why in PLAIN_JSON.items()}),
+    (running, RUNS_CODE),
+    (vouching, VOUCHES),
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_no_other_place_makes_such_a_call(
@@ -270,27 +268,23 @@ def test_no_other_place_makes_such_a_call(
     assert found(named) == set(allowed)
 
 
-@pytest.mark.parametrize(
-    ("code", "reads"),
-    [
+@cases(
+    "code reads",
         *((code, True) for code in ("open(x)", "open(x, 'rb')", "p.open()", "p.open('r+b')", "Path(x).read_text()")),
         *((code, True) for code in ("np.load(x)", "json.load(f)", "yaml.safe_load(f)", "torch.jit.load(x)")),
         *((code, False) for code in ("open(x, 'wb')", "p.open('ab')", "section.open('env')", "files.open(name)")),
         *((code, False) for code in ("read_text(x)", "json.loads(x)", "os.open(x, os.O_WRONLY)", "p.open(mode='w')")),
-    ],
 )  # fmt: skip
 def test_ways_of_reading_are_known(code: str, reads: bool) -> None:
     assert any(list(opened(node)) for node in ast.walk(ast.parse(code))) == reads
 
 
-@pytest.mark.parametrize(
-    ("code", "writes"),
-    [
+@cases(
+    "code writes",
         *((code, True) for code in ("open(x, 'w')", "open(x, mode='ab')", "p.open('r+b')", "p.write_text(x)")),
         *((code, True) for code in ("os.replace(a, b)", "shutil.copyfile(a, b)", "np.savez(x)", "p.rename(q)")),
         *((code, True) for code in ("os.open(x, os.O_WRONLY)", "json.dump(a, f)", "p.open('xb')", "torch.save(a, b)")),
         *((code, False) for code in ("open(x)", "p.open('rb')", "json.dumps(a)", "a.replace(b, c)")),
-    ],
 )  # fmt: skip
 def test_ways_of_writing_are_known(code: str, writes: bool) -> None:
     assert any(list(written(node)) for node in ast.walk(ast.parse(code))) == writes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import cases
 from tiny import tiny
 
 from ejax.config import ConfigError, parse_config
@@ -94,14 +95,12 @@ def test_what_is_trusted_is_imported_from_where_it_lies(
     assert f"'{module}:Env' is taken from {own / PLACES[module]}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("section", "name"),
-    [
-        ({"env": {"id": "lift_task:Cart", "wrappers": ["RenderedEnv"]}}, "Cart"),
-        ({"env": {"id": "EmbodiedEnv", "cfg": {"gym_config": PUSH_CUBE}}}, "functor"),
-        ({**PLAIN, "policy": {"name": "lift_task:Policy"}}, "Policy"),
-        ({**PLAIN, "algorithm": {"name": "lift_task:algorithm", "cfg": {"batch_size": 16}}}, "algorithm"),
-    ],
+@cases(
+    "section name",
+    ({"env": {"id": "lift_task:Cart", "wrappers": ["RenderedEnv"]}}, "Cart"),
+    ({"env": {"id": "EmbodiedEnv", "cfg": {"gym_config": PUSH_CUBE}}}, "functor"),
+    ({**PLAIN, "policy": {"name": "lift_task:Policy"}}, "Policy"),
+    ({**PLAIN, "algorithm": {"name": "lift_task:algorithm", "cfg": {"batch_size": 16}}}, "algorithm"),
 )
 def test_whatever_a_run_names_is_found(
     section: dict[str, Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

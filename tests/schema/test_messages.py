@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tables import cases
 
 from ejax.schema.messages import MAX_VALUE_CHARS, explain, noting, short_repr, shorten
 
@@ -28,20 +29,18 @@ def raised(error: BaseException) -> BaseException:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("error", "found"),
-    [
-        (AssertionError(), "AssertionError"),
-        (KeyError("x"), "KeyError: 'x'"),
-        (StopIteration(), "StopIteration"),
-        (NotImplementedError(), "NotImplementedError"),
-        (MemoryError(), "MemoryError"),
-        (ValueError("  "), "ValueError"),
-        (OSError(), "OSError"),
-        (Silent(), "Silent"),
-        (Unspeakable(), "Unspeakable"),
-        (RuntimeError(3), "RuntimeError: 3"),
-    ],
+@cases(
+    "error found",
+    (AssertionError(), "AssertionError"),
+    (KeyError("x"), "KeyError: 'x'"),
+    (StopIteration(), "StopIteration"),
+    (NotImplementedError(), "NotImplementedError"),
+    (MemoryError(), "MemoryError"),
+    (ValueError("  "), "ValueError"),
+    (OSError(), "OSError"),
+    (Silent(), "Silent"),
+    (Unspeakable(), "Unspeakable"),
+    (RuntimeError(3), "RuntimeError: 3"),
     ids=repr,
 )
 def test_an_error_that_says_nothing_is_shown_with_its_type_and_place(error: BaseException, found: str) -> None:

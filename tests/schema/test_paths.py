@@ -6,6 +6,7 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import pytest
+from tables import cases
 
 from ejax.runtime.tree_text import named_leaves
 from ejax.schema.paths import find, leaves, named, nest, part_names, unique, within
@@ -20,17 +21,15 @@ def test_ordinary_names_are_joined_by_dots_as_they_always_were() -> None:
     assert list(named_leaves(tree)) == [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
 
 
-@pytest.mark.parametrize(
+@cases(
     "tree",
-    [
-        {"a.b": 1, "a": {"b": 2}},
-        {"a": {"b": 1, "c": 2}, "a.b": 3, "d.e": 4},
-        {"a.b": 1, "a\\": {"b": 2}, "a": {"b": 3}},
-        {"a": {"b.c": 1, "b": {"c": 2}}, "a.b": {"c": 3}},
-        {"a": (1, 2), "a.0": 3},
-        {"": {"b": 1}, ".b": 2, "x": {"": 3}},
-        {"a": {"b": {"c": 1}}, "a.b": {"c": 2}, "a.b.c": 3},
-    ],
+    {"a.b": 1, "a": {"b": 2}},
+    {"a": {"b": 1, "c": 2}, "a.b": 3, "d.e": 4},
+    {"a.b": 1, "a\\": {"b": 2}, "a": {"b": 3}},
+    {"a": {"b.c": 1, "b": {"c": 2}}, "a.b": {"c": 3}},
+    {"a": (1, 2), "a.0": 3},
+    {"": {"b": 1}, ".b": 2, "x": {"": 3}},
+    {"a": {"b": {"c": 1}}, "a.b": {"c": 2}, "a.b.c": 3},
 )
 def test_names_that_would_be_equal_are_escaped_also_below_a_prefix(tree: Any) -> None:
     assert list(named_leaves(tree).values()) == jax.tree.leaves(tree)
@@ -38,14 +37,12 @@ def test_names_that_would_be_equal_are_escaped_also_below_a_prefix(tree: Any) ->
     assert below == {**named_leaves(tree), "state_x": 0}
 
 
-@pytest.mark.parametrize(
-    ("tree", "text"),
-    [
-        ({"a.b": 1, "a": {"b": 2}}, "'a.b' reads like a part of 'a'"),
-        ({"robot": {"q": 1}, "robot.extra": 2}, "'robot.extra' reads like a part of 'robot'"),
-        ({1: 0, "1": 0}, "texts that are not empty"),
-        ({"": 0, "b": 0}, "texts that are not empty"),
-    ],
+@cases(
+    "tree text",
+    ({"a.b": 1, "a": {"b": 2}}, "'a.b' reads like a part of 'a'"),
+    ({"robot": {"q": 1}, "robot.extra": 2}, "'robot.extra' reads like a part of 'robot'"),
+    ({1: 0, "1": 0}, "texts that are not empty"),
+    ({"": 0, "b": 0}, "texts that are not empty"),
 )
 def test_parts_of_an_observation_that_one_name_would_mean_are_refused(tree: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):

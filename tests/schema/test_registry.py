@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from helpers.small_configs import make
+from tables import cases
 
 from ejax.algorithms import ppo
 from ejax.algorithms.lookup import find_algorithm
@@ -140,14 +141,12 @@ def test_a_limit_of_a_mujoco_task_and_of_a_function() -> None:
     assert register_env("made", lambda episode_length=3: episode_length, max_episode_steps=5)() == 5
 
 
-@pytest.mark.parametrize(
-    ("made", "limit", "message"),
-    [
-        (lambda mass=1.0: mass, 5, r"=5 would change nothing: <lambda> takes neither max_episode_steps nor ep"),
-        ("ejax.envs.tasks.point_mass:PointMassRL", 5, r"needs the class of 'ejax\.envs.*', not its place"),
-        (PointMassRL, 0, r"PointMassRL: max_episode_steps must be an integer >= 1, got 0"),
-        (PointMassRL, 1.5, r"must be an integer >= 1, got 1\.5"),
-    ],
+@cases(
+    "made limit message",
+    (lambda mass=1.0: mass, 5, r"=5 would change nothing: <lambda> takes neither max_episode_steps nor ep"),
+    ("ejax.envs.tasks.point_mass:PointMassRL", 5, r"needs the class of 'ejax\.envs.*', not its place"),
+    (PointMassRL, 0, r"PointMassRL: max_episode_steps must be an integer >= 1, got 0"),
+    (PointMassRL, 1.5, r"must be an integer >= 1, got 1\.5"),
 )
 def test_a_limit_that_would_change_nothing_is_refused(made: Any, limit: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from refusals import keys_of, refused
+from tables import cases, keys_of, refused
 from tiny import tiny
 
 from ejax import evaluate, replay, train
@@ -242,19 +242,17 @@ def test_a_gym_config_that_a_program_refers_to_is_a_file(mark: Path, tmp_path: P
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
+@cases(
     "ask",
-    [
-        lambda: resolve("env", "evilmod:Env"),
-        lambda: resolve("policy", "evilmod:Policy"),
-        lambda: make_env("evilmod:Env", {}, num_envs=2),
-        lambda: make_env("gymnasium:evilmod:Wanders-v0", {}, num_envs=2),
-        lambda: make_env("gymnasium:evilmod:Wanders-v0", {"vectorization": "async"}, num_envs=2),
-        lambda: make_env("gymnasium:GymV26Environment-v0", {"env_id": "evilmod:Wanders-v0"}, num_envs=2),
-        lambda: find_functor("rewards", "evilmod:functor"),
-        lambda: make_env("PointMassRL", {}, num_envs=2, wrappers=[("evilmod:Env", {})]),
-        lambda: place_of_task("evilmod:Task"),
-    ],
+    lambda: resolve("env", "evilmod:Env"),
+    lambda: resolve("policy", "evilmod:Policy"),
+    lambda: make_env("evilmod:Env", {}, num_envs=2),
+    lambda: make_env("gymnasium:evilmod:Wanders-v0", {}, num_envs=2),
+    lambda: make_env("gymnasium:evilmod:Wanders-v0", {"vectorization": "async"}, num_envs=2),
+    lambda: make_env("gymnasium:GymV26Environment-v0", {"env_id": "evilmod:Wanders-v0"}, num_envs=2),
+    lambda: find_functor("rewards", "evilmod:functor"),
+    lambda: make_env("PointMassRL", {}, num_envs=2, wrappers=[("evilmod:Env", {})]),
+    lambda: place_of_task("evilmod:Task"),
 )
 def test_a_programs_calls_pass_the_same_gate(ask: Callable[[], Any], mark: Path) -> None:
     with pytest.raises(UntrustedCodeError, match=r"\(found in .*evilmod\.py\) .* add --trust evilmod:"):
@@ -497,16 +495,14 @@ def test_the_option_takes_names_only(capsys: pytest.CaptureFixture[str]) -> None
     assert "got 'a.b'; write package.module:Name" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@cases(
     "command",
-    [
-        train.main,
-        evaluate.main,
-        replay.main,
-        record.main,
-        partial(train.main, name="pretrain"),
-        lambda argv: config_main(["check", *argv]),
-    ],
+    train.main,
+    evaluate.main,
+    replay.main,
+    record.main,
+    partial(train.main, name="pretrain"),
+    lambda argv: config_main(["check", *argv]),
 )
 def test_every_command_that_opens_a_file_has_the_option(
     command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tables import cases
 
 from ejax.schema.plain_files import ExpansionError, a_path, expanded, is_side_file, read_json, read_text
 from ejax.schema.writing import LinkError, append_file, make_folder, move, new_file, replace_file, replacing
@@ -130,19 +131,17 @@ def test_a_record_that_does_not_fit_is_not_there_in_part(tmp_path: Path) -> None
     assert done.stderr.startswith("ejax: a line is not written: [Errno 27]") and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "found"),
-    [
-        ("~", "/home/me"),
-        ("~/runs", "/home/me/runs"),
-        ("$HOME/runs", "/home/me/runs"),
-        ("${HOME}/runs", "/home/me/runs"),
-        ("/data/$WHO/${WHO}_1", "/data/ann/ann_1"),
-        ("runs/a~b", "runs/a~b"),
-        ("./~", "./~"),
-        ("price$", "price$"),
-        ("", ""),
-    ],
+@cases(
+    "path found",
+    ("~", "/home/me"),
+    ("~/runs", "/home/me/runs"),
+    ("$HOME/runs", "/home/me/runs"),
+    ("${HOME}/runs", "/home/me/runs"),
+    ("/data/$WHO/${WHO}_1", "/data/ann/ann_1"),
+    ("runs/a~b", "runs/a~b"),
+    ("./~", "./~"),
+    ("price$", "price$"),
+    ("", ""),
 )
 def test_a_path_is_expanded_as_in_a_shell(path: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
@@ -150,9 +149,7 @@ def test_a_path_is_expanded_as_in_a_shell(path: str, found: str, monkeypatch: py
     assert (expanded(path), a_path(path)) == (found, Path(found))
 
 
-@pytest.mark.parametrize(
-    ("path", "named"), [("$NOBODY/runs", "$NOBODY"), ("a/${NO_BODY}", "${NO_BODY}"), ("~no_one/a", "~no_one")]
-)
+@cases("path named", ("$NOBODY/runs", "$NOBODY"), ("a/${NO_BODY}", "${NO_BODY}"), ("~no_one/a", "~no_one"))
 def test_what_stands_for_nothing_is_refused_by_name(
     path: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

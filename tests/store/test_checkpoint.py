@@ -15,6 +15,7 @@ import pytest
 from damages import DAMAGES, damage
 from flax import struct
 from kills import Killed, kill_at
+from tables import cases
 
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.runtime.sharding import make_mesh, sharded
@@ -153,9 +154,7 @@ def test_what_is_not_stored_as_it_was_given_gets_no_name(tmp_path: Path, monkeyp
     assert not (tmp_path / "a_step_1").exists()
 
 
-@pytest.mark.parametrize(
-    "folder", ["a[1]", "[!x]", "a*b?", "a\\b", "gs:", "a b%20", "-ü日", "a\nb", "{a,b}'\"$HOME~#|"]
-)
+@cases("folder", "a[1]", "[!x]", "a*b?", "a\\b", "gs:", "a b%20", "-ü日", "a\nb", "{a,b}'\"$HOME~#|")
 def test_every_name_of_a_folder_works(folder: str, tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / folder / "of a run", "a_step_64", make_state(), {"global_step": 64})
     assert_holds(path, seed=0)
@@ -185,15 +184,13 @@ def test_damage_to_each_file_is_noticed_and_named(how: str, saved: Path, tmp_pat
             assert str(name) in str(caught.value) or name.name == "SHA256"
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("", "meta.json is not JSON"),
-        ("[" * 100_000, "meta.json cannot be read: it is nested deeper than 100 levels"),
-        ("[]", "meta.json holds a list"),
-        ('{"versions": {}}', "meta.json lacks the key 'schema_version'"),
-        ('{"schema_version": "1", "versions": {}}', "meta.json has a wrong 'schema_version': .* got '1'"),
-    ],
+@cases(
+    "content text",
+    ("", "meta.json is not JSON"),
+    ("[" * 100_000, "meta.json cannot be read: it is nested deeper than 100 levels"),
+    ("[]", "meta.json holds a list"),
+    ('{"versions": {}}', "meta.json lacks the key 'schema_version'"),
+    ('{"schema_version": "1", "versions": {}}', "meta.json has a wrong 'schema_version': .* got '1'"),
     ids=["empty", "deep", "list", "lacks", "text"],
 )
 def test_a_meta_of_another_form_is_refused_though_its_digest_agrees(content: str, text: str, own: Path) -> None:
@@ -226,14 +223,12 @@ def without_last_line(path: Path) -> None:
     listing.write_text("".join(listing.read_text().splitlines(keepends=True)[:-1]))
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (without_last_line, "SHA256 was changed"),  # the list's own digest
-        (lambda path: (path / "SHA256").unlink(), "incomplete"),
-        (shutil.rmtree, "does not exist"),
-        (lambda path: rewrite_meta(path, {"schema_version": 99}), r"schema version 99.*reads 2"),
-    ],
+@cases(
+    "change text",
+    (without_last_line, "SHA256 was changed"),  # the list's own digest
+    (lambda path: (path / "SHA256").unlink(), "incomplete"),
+    (shutil.rmtree, "does not exist"),
+    (lambda path: rewrite_meta(path, {"schema_version": 99}), r"schema version 99.*reads 2"),
     ids=["cut short", "not finished", "not there", "another schema"],
 )
 def test_what_is_no_whole_checkpoint_is_refused(change: Callable[[Path], Any], text: str, own: Path) -> None:
@@ -248,17 +243,12 @@ def other(change: Callable[..., Any]) -> Any:
     return state
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (
-            lambda p: p.update(w=jnp.zeros((3, 4))),
-            r"train\.params\.params\.w is float32\[3, 2\].*needs float32\[3, 4\]",
-        ),
-        (lambda p: p.update(w=jnp.zeros((3, 2), jnp.int32)), r"train\.params\.params\.w is float32.*needs int32"),
-        (lambda p: p.update(extra=jnp.zeros(1)), r"lacks train\.params\.params\.extra"),
-        (lambda p: p.pop("w"), r"has train\.params\.params\.w, which this run does not"),
-    ],
+@cases(
+    "change text",
+    (lambda p: p.update(w=jnp.zeros((3, 4))), r"train\.params\.params\.w is float32\[3, 2\].*needs float32\[3, 4\]"),
+    (lambda p: p.update(w=jnp.zeros((3, 2), jnp.int32)), r"train\.params\.params\.w is float32.*needs int32"),
+    (lambda p: p.update(extra=jnp.zeros(1)), r"lacks train\.params\.params\.extra"),
+    (lambda p: p.pop("w"), r"has train\.params\.params\.w, which this run does not"),
 )
 def test_a_leaf_that_does_not_fit_is_named(saved: Path, change: Callable[..., Any], text: str) -> None:
     with pytest.raises(CheckpointError, match=text):
@@ -283,15 +273,13 @@ def test_a_save_that_fails_keeps_the_checkpoint_before_it(own: Path, monkeypatch
     assert_holds(own, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "count", "is_new", "recovered"),
-    [
-        (os, "replace", 1, False, False),  # before its meta is there
-        (os, "replace", 2, False, False),  # before its digests are there
-        (os, "replace", 3, False, False),  # before the old one is set aside
-        (os, "replace", 4, True, True),  # before the new one is put in its place
-        (shutil, "rmtree", 1, True, False),  # before the old one is removed
-    ],
+@cases(
+    "owner name count is_new recovered",
+    (os, "replace", 1, False, False),  # before its meta is there
+    (os, "replace", 2, False, False),  # before its digests are there
+    (os, "replace", 3, False, False),  # before the old one is set aside
+    (os, "replace", 4, True, True),  # before the new one is put in its place
+    (shutil, "rmtree", 1, True, False),  # before the old one is removed
 )
 def test_a_kill_while_a_checkpoint_is_replaced_leaves_one(
     owner: Any, name: str, count: int, is_new: bool, recovered: bool, own: Path, monkeypatch: pytest.MonkeyPatch
@@ -388,21 +376,19 @@ class Run:
     update: jax.Array
 
 
-@pytest.mark.parametrize(
-    ("meta", "named"),
-    [
-        ({}, None),
-        ({"best_eval_step": 64, "last_evaluated": 2, "best_eval_value": 1.0}, None),
-        ({"num_updates": 3}, "num_updates 3"),
-        ({"num_updates": 0}, "num_updates 0"),
-        ({"global_step": 0}, "global_step 0"),
-        ({"global_step": 1}, "global_step 1"),
-        ({"global_step": 65}, "global_step 65"),
-        ({"best_eval_step": 65}, "best_eval_step 65"),
-        ({"last_evaluated": 3}, "last_evaluated 3"),
-        ({"global_step": -64}, "global_step"),
-        ({"num_updates": -2}, "num_updates"),
-    ],
+@cases(
+    "meta named",
+    ({}, None),
+    ({"best_eval_step": 64, "last_evaluated": 2, "best_eval_value": 1.0}, None),
+    ({"num_updates": 3}, "num_updates 3"),
+    ({"num_updates": 0}, "num_updates 0"),
+    ({"global_step": 0}, "global_step 0"),
+    ({"global_step": 1}, "global_step 1"),
+    ({"global_step": 65}, "global_step 65"),
+    ({"best_eval_step": 65}, "best_eval_step 65"),
+    ({"last_evaluated": 3}, "last_evaluated 3"),
+    ({"global_step": -64}, "global_step"),
+    ({"num_updates": -2}, "num_updates"),
 )
 def test_counts_of_a_meta_are_those_of_the_state(meta: dict[str, Any], named: str | None, tmp_path: Path) -> None:
     state = Run(jnp.int32(2))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tables import cases
 
 from ejax.store.digests import DamagedError, check_digests, write_digests
 
@@ -29,21 +30,19 @@ def test_a_whole_folder_passes_and_is_only_read(folder: Path) -> None:
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("damage", "text"),
-    [
-        (lambda f: (f / "a").write_text("2"), "a was changed"),
-        (lambda f: (f / "a").unlink(), "a is missing"),
-        (lambda f: (f / "deep" / "c").write_text(""), "deep/c is not in SHA256"),
-        (lambda f: (f / "SHA256").write_text(""), "a is not in SHA256"),
-        (lambda f: listing(f, lambda lines: lines[1:]), "a is not in SHA256"),
-        (lambda f: listing(f, lambda lines: lines[:-1]), "SHA256 was changed"),
-        (lambda f: listing(f, lambda lines: [lines[0], *lines]), "SHA256 was changed"),
-        (lambda f: listing(f, lambda lines: [lines[1], lines[0], lines[2]]), "SHA256 was changed"),
-        (lambda f: listing(f, lambda lines: [*lines, "\n"]), "SHA256 was changed"),
-        (lambda f: listing(f, lambda lines: [x.upper() for x in lines]), "A is missing"),
-        (lambda f: (f / "SHA256").write_bytes(b"\xff"), "it is not text"),
-    ],
+@cases(
+    "damage text",
+    (lambda f: (f / "a").write_text("2"), "a was changed"),
+    (lambda f: (f / "a").unlink(), "a is missing"),
+    (lambda f: (f / "deep" / "c").write_text(""), "deep/c is not in SHA256"),
+    (lambda f: (f / "SHA256").write_text(""), "a is not in SHA256"),
+    (lambda f: listing(f, lambda lines: lines[1:]), "a is not in SHA256"),
+    (lambda f: listing(f, lambda lines: lines[:-1]), "SHA256 was changed"),
+    (lambda f: listing(f, lambda lines: [lines[0], *lines]), "SHA256 was changed"),
+    (lambda f: listing(f, lambda lines: [lines[1], lines[0], lines[2]]), "SHA256 was changed"),
+    (lambda f: listing(f, lambda lines: [*lines, "\n"]), "SHA256 was changed"),
+    (lambda f: listing(f, lambda lines: [x.upper() for x in lines]), "A is missing"),
+    (lambda f: (f / "SHA256").write_bytes(b"\xff"), "it is not text"),
 )
 def test_each_difference_is_named(damage: Callable[[Path], object], text: str, folder: Path) -> None:
     damage(folder)

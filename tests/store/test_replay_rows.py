@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from ejax.algorithms.replay_buffer import Replay, Steps, Transition, without_rows
 from ejax.store import replay_rows
@@ -135,20 +136,18 @@ def resealed(path: Path, file: str, edit: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
+@cases(
     "counts",
-    [
-        {"head": 41},
-        {"size": 39},
-        {"added": 41},
-        {"head": 50, "size": 50, "added": 50},
-        {"head": 0, "size": 0, "added": 0},
-        {"size": 10**6},
-        {"head": 10**6},
-        {"added": 2**40},
-        {"head": -1},
-        {"size": -3},
-    ],
+    {"head": 41},
+    {"size": 39},
+    {"added": 41},
+    {"head": 50, "size": 50, "added": 50},
+    {"head": 0, "size": 0, "added": 0},
+    {"size": 10**6},
+    {"head": 10**6},
+    {"added": 2**40},
+    {"head": -1},
+    {"size": -3},
     ids=str,
 )
 def test_counts_that_are_not_the_states_are_refused(counts: dict[str, int], tmp_path: Path) -> None:
@@ -183,16 +182,14 @@ def test_a_missing_segment_is_named(tmp_path: Path) -> None:
         load_checkpoint(path, {"own": make_replay([0]), "step": jnp.int32(0)})
 
 
-@pytest.mark.parametrize(
-    ("like", "text"),
-    [
-        (make_replay([0], capacity=70), r"a replay buffer of capacity 50, this run needs 70"),
-        (make_replay([0, 0]), r"own\.head is int32\[1\], this run needs int32\[2\]"),
-        (
-            make_replay([0]).replace(rows=make_replay([0]).rows.replace(action=jnp.zeros((1, 50, 2)))),
-            r"action bfloat16\[1\].* this run needs .*action float32\[2\]",
-        ),
-    ],
+@cases(
+    "like text",
+    (make_replay([0], capacity=70), r"a replay buffer of capacity 50, this run needs 70"),
+    (make_replay([0, 0]), r"own\.head is int32\[1\], this run needs int32\[2\]"),
+    (
+        make_replay([0]).replace(rows=make_replay([0]).rows.replace(action=jnp.zeros((1, 50, 2)))),
+        r"action bfloat16\[1\].* this run needs .*action float32\[2\]",
+    ),
     ids=["capacity", "rings", "form"],
 )
 def test_a_buffer_of_another_form_is_refused_with_both(like: Replay, text: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from kills import Killed, kill_at
+from tables import cases
 from tiny import tiny
 
 import ejax
@@ -97,14 +98,12 @@ def test_a_run_whose_name_cannot_be_read_is_not_passed_over(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("file", ["resolved.json", "versions.json", "SHA256"])
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        lambda file: file.write_text(""),
-        lambda file: file.write_text(file.read_text()[:-40]),
-        lambda file: file.write_text(file.read_text().replace("1", "2", 1)),
-        lambda file: (file.unlink(), file.mkdir()),
-    ],
+    lambda file: file.write_text(""),
+    lambda file: file.write_text(file.read_text()[:-40]),
+    lambda file: file.write_text(file.read_text().replace("1", "2", 1)),
+    lambda file: (file.unlink(), file.mkdir()),
     ids=["empty", "cut", "one digit", "a folder"],
 )
 def test_changed_configs_are_refused(file: str, change: Callable[[Path], object], run: Path) -> None:
@@ -174,9 +173,7 @@ def test_a_schedule_goes_on_where_it_was(run: Path) -> None:
     assert json.loads((run / "schedule.json").read_text()) == {"versions": [0, 0, 2, 3]}
 
 
-@pytest.mark.parametrize(
-    "text", [None, "", "[]", '{"versions": [0, 0', '{"versions": [0]}', '{"versions": [0, 1]}', '{"versions": ["0"]}']
-)
+@cases("text", None, "", "[]", '{"versions": [0, 0', '{"versions": [0]}', '{"versions": [0, 1]}', '{"versions": ["0"]}')
 def test_a_schedule_that_is_another_is_set_aside_and_the_run_goes_on(text: str | None, run: Path) -> None:
     directory, file = RunDirectory(run, "tiny"), run / "schedule.json"
     digest = write_schedule(directory.path, 0, [0, 0])

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
+from tables import cases
 from tiny import EVALUATED, tiny
 
 import ejax
@@ -75,20 +76,18 @@ def theirs(tmp_path: Path) -> Path:
     return tmp_path / "theirs"
 
 
-@pytest.mark.parametrize(
+@cases(
     "name",
-    [
-        "logs",
-        "logs/tiny",
-        "logs/sessions.jsonl",
-        "logs/metrics.jsonl",
-        "checkpoints",
-        "evaluations",
-        "evaluations/fresh_last.json",
-        "configs",
-        "configs/changes.json",
-        ".lock",
-    ],
+    "logs",
+    "logs/tiny",
+    "logs/sessions.jsonl",
+    "logs/metrics.jsonl",
+    "checkpoints",
+    "evaluations",
+    "evaluations/fresh_last.json",
+    "configs",
+    "configs/changes.json",
+    ".lock",
 )
 def test_a_resume_writes_through_no_link(name: str, run: Path, theirs: Path, failed: list[str]) -> None:
     before, at = contents(theirs), link(run, name, theirs)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from tables import cases
 
 from ejax.algorithms.lookup import find_algorithm
 from ejax.config import ConfigError, parse_config
@@ -142,14 +143,12 @@ def test_choices_are_not_squashed() -> None:
         build(parse_config(config("ppo", "discrete", "Pure", squash_actions=True)))
 
 
-@pytest.mark.parametrize(
-    ("env", "unsupported"),
-    [
-        ("gymnax:CartPole-v1", ["algorithm.name"]),
-        ("gymnasium:CartPole-v1", ["algorithm.name"]),
-        ("gymnasium:Pendulum-v1", []),
-        ("gymnasium:Nowhere-v1", ["env.id"]),
-    ],
+@cases(
+    "env unsupported",
+    ("gymnax:CartPole-v1", ["algorithm.name"]),
+    ("gymnasium:CartPole-v1", ["algorithm.name"]),
+    ("gymnasium:Pendulum-v1", []),
+    ("gymnasium:Nowhere-v1", ["env.id"]),
 )
 def test_a_check_asks_an_environment_for_its_space(tmp_path: Path, env: str, unsupported: list[str]) -> None:
     if env.startswith("gymnax"):

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.tiny import NETWORK, tiny
+from tables import cases
 
 import ejax
 from ejax.config import parse_config
@@ -39,18 +40,16 @@ def test_networks_may_be_objects() -> None:
     assert made.apply(params, np.zeros((3, 14), np.float32))[1].shape == (3,)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("actor_critic", *SPACES), r"policy\.actor: is missing: actor_critic needs"),
-        (({"name": "actor_only", "actor": {"hidden": [8]}}, *SPACES), r"policy\.actor\.hidden"),
-        (("actor_critics", *SPACES), r"policy\.name: .*Did you mean 'actor_critic'"),
-        ((3, *SPACES), "policy: got 3; must be a section with a name, or the name"),
-        (("actor_critic", SPACES[0]), "give an environment, or both of its spaces, obs_space and action_space"),
-        (("actor_critic", ENV, SPACES[1]), "give an environment, or both of its spaces"),
-        (("actor_critic", *SPACES, "cuda"), "device: got cuda; leave it out: parameters are made later"),
-        (({"name": "actor_only", "actor": NETWORK}, SPACES[0], gymnasium.spaces.Dict()), "env: .*action space"),
-    ],
+@cases(
+    "arguments text",
+    (("actor_critic", *SPACES), r"policy\.actor: is missing: actor_critic needs"),
+    (({"name": "actor_only", "actor": {"hidden": [8]}}, *SPACES), r"policy\.actor\.hidden"),
+    (("actor_critics", *SPACES), r"policy\.name: .*Did you mean 'actor_critic'"),
+    ((3, *SPACES), "policy: got 3; must be a section with a name, or the name"),
+    (("actor_critic", SPACES[0]), "give an environment, or both of its spaces, obs_space and action_space"),
+    (("actor_critic", ENV, SPACES[1]), "give an environment, or both of its spaces"),
+    (("actor_critic", *SPACES, "cuda"), "device: got cuda; leave it out: parameters are made later"),
+    (({"name": "actor_only", "actor": NETWORK}, SPACES[0], gymnasium.spaces.Dict()), "env: .*action space"),
     ids=["no networks", "unknown key", "unknown name", "no section", "one space", "both", "device", "odd actions"],
 )
 def test_what_cannot_be_made_is_refused(arguments: tuple[Any, ...], text: str) -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from tables import cases
 from tiny import EPISODE, EVALUATED, tiny
 
 from ejax.algorithms.sac import SACConfig
@@ -94,12 +95,10 @@ def test_a_fork_of_a_run_begins_with_its_best_checkpoint(parent: Path, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changed", "rate"),
-    [
-        ({"optimizer": {"learning_rate": 1e-4}}, 1e-4 * (1.0 - 5 / 60)),
-        ({"lr_scheduler": {"name": None, "kwargs": {}}}, 3e-4),
-    ],
+@cases(
+    "changed rate",
+    ({"optimizer": {"learning_rate": 1e-4}}, 1e-4 * (1.0 - 5 / 60)),
+    ({"lr_scheduler": {"name": None, "kwargs": {}}}, 3e-4),
 )
 def test_another_learning_rate_is_the_forks_from_its_first_update(
     parent: Path, tmp_path: Path, changed: dict[str, Any], rate: float

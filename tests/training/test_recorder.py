@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from refusals import refusals, refused
 from several_processes import Shown
+from tables import cases, refusals, refused
 from tiny import EPISODE, EVALUATED, STEPS, tiny
 from toy_tasks import Formula, Line, told
 
@@ -153,9 +153,7 @@ def no_room(*paths: Any, **at: Any) -> None:
     return fail() if str(paths[-1]).endswith(".mp4") else RENAME(*paths, **at)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "function"), [(Lamp, "render", fail), (os, "replace", no_room)], ids=["the picture", "the disk"]
-)
+@cases("owner name function", (Lamp, "render", fail), (os, "replace", no_room), ids=["the picture", "the disk"])
 def test_what_went_wrong_is_told(
     owner: Any, name: str, function: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,14 +254,12 @@ BALL = """
 """
 
 
-@pytest.mark.parametrize(
-    ("up", "intrinsics"),
-    [
-        ([0.0, 0.0, 1.0], [200.0, 200.0, 80.0, 60.0]),
-        ([0.0, 1.0, 0.3], [200.0, 200.0, 80.0, 60.0]),
-        ([0.0, 0.0, -1.0], [150.0, 150.0, 80.0, 60.0]),
-        ([0.0, 0.0, 1.0], [100.0, 200.0, 100.0, 40.0]),
-    ],
+@cases(
+    "up intrinsics",
+    ([0.0, 0.0, 1.0], [200.0, 200.0, 80.0, 60.0]),
+    ([0.0, 1.0, 0.3], [200.0, 200.0, 80.0, 60.0]),
+    ([0.0, 0.0, -1.0], [150.0, 150.0, 80.0, 60.0]),
+    ([0.0, 0.0, 1.0], [100.0, 200.0, 100.0, 40.0]),
 )
 def test_a_point_is_drawn_where_eye_target_up_and_intrinsics_project_it(up: list, intrinsics: list) -> None:
     eye, target, ball = np.array([-1.4, 1.0, 1.2]), np.array([0.2, 0.0, 0.2]), np.array([0.3, -0.2, 0.4])

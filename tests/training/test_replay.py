@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 from damages import same, what_is_left
-from refusals import refusals, refused
 from several_processes import two_processes
+from tables import cases, refusals, refused
 from tiny import EVALUATED, NUM_ENVS, STEPS, tiny_sac
 
 from ejax.algorithms.replay_buffer import replays_in
@@ -188,14 +188,12 @@ def saving(storage: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("owner", "name", "count", "storage"),
-    [
-        (checkpoint, "without_rows", 2, "device"),  # the rows are there, and nothing else
-        (replay_rows, "link_file", 5, "device"),  # in the middle of the rows
-        (replay_rows, "link_file", 5, "host"),
-        (checkpoint, "_complete", 3, "device"),  # all is written, and not yet in place
-    ],
+@cases(
+    "owner name count storage",
+    (checkpoint, "without_rows", 2, "device"),  # the rows are there, and nothing else
+    (replay_rows, "link_file", 5, "device"),  # in the middle of the rows
+    (replay_rows, "link_file", 5, "host"),
+    (checkpoint, "_complete", 3, "device"),  # all is written, and not yet in place
 )
 def test_a_kill_while_rows_are_saved_changes_nothing(
     owner: Any,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from damages import same, what_is_left
+from tables import cases
 from tiny import tiny_sac
 
 from ejax.algorithms.host_rows import HostRows
@@ -143,14 +144,12 @@ def test_a_state_from_before_the_last_update_has_no_rows_to_save(tmp_path: Path)
         rows.pages()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "text"),
-    [
-        (["trainer.distributed=true"], "with trainer.distributed; give 'device', or leave out trainer.distributed"),
-        (['trainer.collector={mode: host, learner_devices: ["cpu:0", "cpu:1"]}'], "with trainer.collector.learner_dev"),
-        (["population={seeds: 2}"], "with population; give 'device', or leave out population"),
-        (["algorithm.cfg.replay.strata=2"], "with replay.strata 2; give 'device', or leave out"),
-    ],
+@cases(
+    "overrides text",
+    (["trainer.distributed=true"], "with trainer.distributed; give 'device', or leave out trainer.distributed"),
+    (['trainer.collector={mode: host, learner_devices: ["cpu:0", "cpu:1"]}'], "with trainer.collector.learner_dev"),
+    (["population={seeds: 2}"], "with population; give 'device', or leave out population"),
+    (["algorithm.cfg.replay.strata=2"], "with replay.strata 2; give 'device', or leave out"),
 )
 def test_a_program_that_is_shared_is_refused(overrides: list[str], text: str) -> None:
     with pytest.raises(ConfigError, match=rf"replay\.storage: got 'host', one ring for one device, {text}"):

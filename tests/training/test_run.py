@@ -18,6 +18,7 @@ import pytest
 from commands_under_way import start_process, wait_for_checkpoint
 from damages import asynchronous_run, damage, outcome, same, what_is_left
 from kills import Killed, kill_at
+from tables import cases
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import ConfigError, bind, parse_config
@@ -80,20 +81,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     "14-ejax.store.checkpoint-remove-3",
     "15-",
 )
-@pytest.mark.parametrize(
-    ("updates", "owner", "name", "count"),
-    [
-        (14, MetricWriter, "write", 3),  # before there is a checkpoint
-        (14, RunDirectory, "save_best", 1),
-        (14, RunSink, "_record_evaluation", 3),  # saved at the same update, not evaluated
-        (14, saver, "rewrite_meta", 1),  # saved, evaluated, and the checkpoint does not say so yet
-        (14, RunSink, "_record_evaluation", 4),  # after the last checkpoint
-        (14, saver, "rewrite_meta", 2),
-        (15, RunSink, "_record_evaluation", 4),  # the last checkpoint is a periodic one as well
-        (15, saver, "rewrite_meta", 2),
-        (14, checkpoint, "_complete", 2),
-        (14, checkpoint, "remove", 3),
-    ],
+@cases(
+    "updates owner name count",
+    (14, MetricWriter, "write", 3),  # before there is a checkpoint
+    (14, RunDirectory, "save_best", 1),
+    (14, RunSink, "_record_evaluation", 3),  # saved at the same update, not evaluated
+    (14, saver, "rewrite_meta", 1),  # saved, evaluated, and the checkpoint does not say so yet
+    (14, RunSink, "_record_evaluation", 4),  # after the last checkpoint
+    (14, saver, "rewrite_meta", 2),
+    (15, RunSink, "_record_evaluation", 4),  # the last checkpoint is a periodic one as well
+    (15, saver, "rewrite_meta", 2),
+    (14, checkpoint, "_complete", 2),
+    (14, checkpoint, "remove", 3),
 )
 def test_a_kill_at_any_step_of_saving_changes_nothing(
     updates: int,
@@ -201,16 +200,14 @@ def to_damage(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, dic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "how", "verdict"),
-    [
-        ("configs/resolved.json", "one bit", "refused"),
-        ("configs/SHA256", "removed", "reported"),
-        (f"checkpoints/tiny_step_{6 * STEPS}/SHA256", "cut to nothing", "reported"),
-        (f"checkpoints/tiny_step_{6 * STEPS}/meta.json", "a folder", "reported"),
-        ("logs/metrics.jsonl", "middle byte", "reported"),
-        ("schedule.json", "cut in half", "reported"),
-    ],
+@cases(
+    "name how verdict",
+    ("configs/resolved.json", "one bit", "refused"),
+    ("configs/SHA256", "removed", "reported"),
+    (f"checkpoints/tiny_step_{6 * STEPS}/SHA256", "cut to nothing", "reported"),
+    (f"checkpoints/tiny_step_{6 * STEPS}/meta.json", "a folder", "reported"),
+    ("logs/metrics.jsonl", "middle byte", "reported"),
+    ("schedule.json", "cut in half", "reported"),
 )
 def test_a_damaged_file_is_said_and_changes_no_bit(
     name: str, how: str, verdict: str, to_damage: tuple[dict, Path, dict], tmp_path: Path

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from failing_env import Failing
+from tables import cases
 from tiny import EVALUATED, NUM_STEPS, STEPS, tiny
 
 from ejax.config import parse_config
@@ -50,14 +51,12 @@ def test_the_part_of_an_update_that_was_skipped() -> None:
 NAN = float("nan")
 
 
-@pytest.mark.parametrize(
-    ("metrics", "text"),
-    [
-        ({"loss": NAN, "grad_norm": NAN, "actor_loss": NAN}, r"non-finite loss and gradient \(actor_loss\);"),
-        ({"loss": 1.0, "grad_norm": float("inf"), "skipped_minibatches": 1.0}, "non-finite gradient;"),
-        ({"loss": 1.0, "grad_norm": 1.0}, "non-finite step of the optimizer;"),
-        ({"loss": 1.0, "grad_norm": 1.0, "value_loss": NAN}, "non-finite critic's loss;"),
-    ],
+@cases(
+    "metrics text",
+    ({"loss": NAN, "grad_norm": NAN, "actor_loss": NAN}, r"non-finite loss and gradient \(actor_loss\);"),
+    ({"loss": 1.0, "grad_norm": float("inf"), "skipped_minibatches": 1.0}, "non-finite gradient;"),
+    ({"loss": 1.0, "grad_norm": 1.0}, "non-finite step of the optimizer;"),
+    ({"loss": 1.0, "grad_norm": 1.0, "value_loss": NAN}, "non-finite critic's loss;"),
 )
 def test_a_refusal_says_in_one_line_what_was_not_finite_and_what_to_do(metrics: dict, text: str) -> None:
     told = {f"train/{name}": x for name, x in metrics.items()} | {"train/skipped_fraction": 0.5, "charts/x": NAN}

@@ -8,6 +8,7 @@ import gymnasium
 import pytest
 from damages import same, what_is_left
 from helpers.tiny import EPISODE, EVALUATED, NUM_ENVS, STEPS, tiny
+from tables import cases
 
 from ejax.algorithms.ppo import ALGORITHM, PPOConfig
 from ejax.collectors.stateful import build_algo
@@ -182,20 +183,18 @@ def test_embodichains_arguments_make_the_same_run(tmp_path: Path) -> None:
         trainer.train(2 * STEPS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"rank": 1}, "rank: comes from what starts the processes"),
-        ({"num_steps": 8, "buffer_size": 8}, "num_steps: means the same as buffer_size, which is given too; keep one"),
-        ({"event_cfg": {"a": {}}, "events": {}}, "event_cfg: means the same as events"),
-        ({"batch_size": 8, "options": {"batch_size": 16}}, "batch_size: got 8, and the algorithm's options have 16"),
-        ({"checkpoint_dir": "here"}, r"checkpoint_dir: got here; a run keeps its own in RUN/checkpoints: give"),
-        ({"event_cfg": {"push": {"func": lambda: 0}}}, "push.func: got .*register it by @register_functor"),
-        ({"event_cfg": {"push": 3}}, r"trainer\.events\.train\.push: got 3"),
-        ({"event_cfg": 3}, r"trainer\.events\.train: got 3"),
-        ({"num_env": 4}, "num_env"),
-        ({"env": policy_of(raw())}, "env: got ActorCritic, which has no reset; the order is env, policy, algorithm"),
-    ],
+@cases(
+    "arguments text",
+    ({"rank": 1}, "rank: comes from what starts the processes"),
+    ({"num_steps": 8, "buffer_size": 8}, "num_steps: means the same as buffer_size, which is given too; keep one"),
+    ({"event_cfg": {"a": {}}, "events": {}}, "event_cfg: means the same as events"),
+    ({"batch_size": 8, "options": {"batch_size": 16}}, "batch_size: got 8, and the algorithm's options have 16"),
+    ({"checkpoint_dir": "here"}, r"checkpoint_dir: got here; a run keeps its own in RUN/checkpoints: give"),
+    ({"event_cfg": {"push": {"func": lambda: 0}}}, "push.func: got .*register it by @register_functor"),
+    ({"event_cfg": {"push": 3}}, r"trainer\.events\.train\.push: got 3"),
+    ({"event_cfg": 3}, r"trainer\.events\.train: got 3"),
+    ({"num_env": 4}, "num_env"),
+    ({"env": policy_of(raw())}, "env: got ActorCritic, which has no reset; the order is env, policy, algorithm"),
     ids=lambda x: "" if isinstance(x, str) else ", ".join(x),
 )
 def test_arguments_that_cannot_be_honoured_are_refused(arguments: dict[str, Any], text: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import chex
 import jax
 import pytest
+from tables import cases
 from tiny import GRPO, STEPS, tiny
 
 from ejax.config import ConfigError, RunConfig, parse_config
@@ -172,9 +173,7 @@ def test_embodichains_file_without_what_reads_it_names_the_remedy(
     assert [path.name for path in tmp_path.rglob("*")] == ["b", "notes.txt"]  # both folders can be given again
 
 
-@pytest.mark.parametrize(
-    "command", [["to-pt", "RUN", "--out", "a.pt"], ["from-pt", "a.pt", "--config", "c", "--run", "b"]]
-)
+@cases("command", ["to-pt", "RUN", "--out", "a.pt"], ["from-pt", "a.pt", "--config", "c", "--run", "b"])
 def test_converting_without_torch_names_the_remedy(
     command: list[str],
     trained: Path,
