@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 
 import ejax
-from ejax.config import ConfigError
 from ejax.envs.tasks.point_mass import PointMassRL
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming_from" / "sb3.md"
@@ -36,14 +35,12 @@ def test_a_name_makes_a_learner_and_a_config_an_algorithm_with_its_state() -> No
     (PointMassRL(), {"env_kwargs": {"max_episode_steps": 7}}, "given by its id; leave them out"),
 )
 def test_what_cannot_be_honoured_is_refused(env: Any, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(text)):
-        ejax.PPO("actor_critic", env, **options)
+    refused(ejax.PPO, "actor_critic", env, **options, match=re.escape(text))
 
 
 def test_a_policy_that_has_learned_nothing_does_not_act() -> None:
     model = ejax.PPO("actor_critic", PointMassRL(), **SMALL)
-    with pytest.raises(ValueError, match="nothing has been learned yet"):
-        model.act(np.zeros(14, np.float32))
+    refused(model.act, np.zeros(14, np.float32), match="nothing has been learned yet")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from tables import refused
 
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
 
@@ -81,7 +82,5 @@ def test_arrays_that_would_broadcast_are_refused() -> None:
     flat, column = np.zeros(3), np.zeros((3, 1))
     with pytest.raises(ValueError, match=r"arrays of one shape.*got log_ratio \(3,\), advantage \(3, 1\)"):
         clipped_surrogate(flat, column, 0.2)
-    with pytest.raises(ValueError, match=r"got value \(3, 1\), target \(3,\)"):
-        value_loss(column, flat)
-    with pytest.raises(ValueError, match=r"got value \(3,\), old_value \(3,\), target \(3, 1\)"):
-        clipped_value_loss(flat, flat, column, 0.2)
+    refused(value_loss, column, flat, match=r"got value \(3, 1\), target \(3,\)")
+    refused(clipped_value_loss, flat, flat, column, 0.2, match=r"got value \(3,\), old_value \(3,\), target \(3, 1\)")

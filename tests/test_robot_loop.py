@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tables import refused
 
 from ejax import replay
 from ejax.envs.tasks.point_mass import PointMassRL
@@ -101,8 +102,7 @@ def test_a_stop_is_the_last_command_and_so_it_is_where_the_policy_fails() -> Non
     run(robot, "zero", stopped=lambda: robot.now == 3)
     assert [mode for _, mode, _ in robot.commands] == [ACT, ACT, ACT, STOP]
     robot = Robot(5 * [True])
-    with pytest.raises(ValueError, match="the policy's action is not finite"):
-        run(robot, "zero", policy=lambda obs: obs * np.nan)
+    refused(run, robot, "zero", policy=lambda obs: obs * np.nan, match="the policy's action is not finite")
     assert robot.commands == [(0, STOP, [0.0, 0.0])]
 
 
@@ -113,16 +113,14 @@ def test_an_action_and_its_change_stay_within_the_contracts_limits() -> None:
     )
     assert (limit.clamped, limit.slowed) == (2, 2)
     for action in ({"low": [None], "high": [1.0]}, {"num_choices": [3]}):
-        with pytest.raises(ValueError, match="needs actions with finite bounds"):
-            limits_of({"action": action}, 1.0, 50.0)
+        refused(limits_of, {"action": action}, 1.0, 50.0, match="needs actions with finite bounds")
 
 
 def test_chunks_are_executed_within_the_limits_and_refused_without_a_method(tmp_path: Path) -> None:
     env = {"cfg": {"action_chunk": 4, "episode_length": 9}, "wrappers": [{"ActionChunk": {"size": 4}}, {"Other": {}}]}
     action = {"low": [-1.0, 0.0] * 4, "high": [1.0, 4.0] * 4, "chunk": {"shape": [4, 2], "action_rate_hz": 25.0}}
     whole = {"observation": [], "action": action, "env": env, "control_rate_hz": 6.25}
-    with pytest.raises(ValueError, match="this policy decides on chunks: give --chunks"):
-        limits_of(whole, 1.0, 50.0)
+    refused(limits_of, whole, 1.0, 50.0, match="this policy decides on chunks: give --chunks")
     contract = of_single_actions(whole)
     assert contract["action"] == {"low": [-1.0, 0.0], "high": [1.0, 4.0]} and contract["control_rate_hz"] == 25.0
     assert contract["env"] == {"cfg": {"episode_length": 9}, "wrappers": [{"Other": {}}]}
@@ -180,8 +178,7 @@ def test_the_ros_nodes_observation_is_put_together_by_names_and_its_older_topic_
         controller.tick(now)
     assert sent == [("act", [0.2, 0.4]), ("hold", [0.2, 0.4]), ("damp", [0.0, 0.0])]
     observation.take_features(SimpleNamespace(data=[0.4, 0.5]), 0.7)
-    with pytest.raises(ValueError, match="'features' has 2 numbers; joint_states lacks cube x"):
-        controller.tick(0.7)
+    refused(controller.tick, 0.7, match="'features' has 2 numbers; joint_states lacks cube x")
     controller.stop()
     controller.tick(0.8)
     assert sent[3:] == [("stop", [0.0, 0.0])] * 2

@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 import pytest
+from tables import refused
 from tiny import EVALUATED, tiny
 
 import ejax
-from ejax.config import ConfigError, parse_config
+from ejax.config import parse_config
 from ejax.envs.host import pure_host
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.run import RunResult, train
@@ -176,13 +177,11 @@ def test_a_run_that_stops_within_its_profile_ends_the_trace(tmp_path: Path) -> N
 
 def test_a_population_is_not_profiled() -> None:
     raw = tiny(profile={"start": 1}) | {"population": {"seeds": 2}}
-    with pytest.raises(ConfigError, match=r"trainer\.profile: traces a single run"):
-        parse_config(raw)
+    refused(parse_config, raw, match=r"trainer\.profile: traces a single run")
 
 
 def test_a_profile_that_would_begin_after_the_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.profile\.start: got 5, but the run has 2 updates"):
-        parse_config(tiny(profile={}))
+    refused(lambda: parse_config(tiny(profile={})), match=r"trainer\.profile\.start: got 5, but the run has 2 updates")
 
 
 @pytest.mark.slow

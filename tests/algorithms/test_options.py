@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from helpers.small_configs import make
-from tables import cases
+from tables import cases, refused
 
 from ejax.algorithms.apg import APGConfig
 from ejax.algorithms.bc import BCConfig
@@ -54,8 +54,7 @@ def test_a_learning_rate_beside_an_optimizers_other_fields_leaves_them() -> None
     ids=["device", "twice", "no number", "no section", "unknown"],
 )
 def test_options_that_cannot_be_honoured_are_refused(cfg: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        PPOConfig(**cfg)
+    refused(PPOConfig, **cfg, match=text)
 
 
 def test_an_option_without_effect_is_announced() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from flax import struct
-from tables import cases
+from tables import cases, refused
 
 from ejax.algorithms.ppo import PPOConfig, ppo_advantage, ppo_loss, ppo_update
 from ejax.distributions import Normal, action_spec
@@ -205,8 +205,7 @@ def test_advantages_are_normalized_over_the_rollout_unless_left_to_the_minibatch
 
 def test_arrays_that_are_not_time_by_envs_are_refused() -> None:
     rollout = jax.tree.map(lambda x: x[0], two_pulls())
-    with pytest.raises(ValueError, match=r"\[T, N\].*\(2,\)"):
-        ppo_advantage(rollout, config=PPOConfig())
+    refused(lambda: ppo_advantage(rollout, config=PPOConfig()), match=r"\[T, N\].*\(2,\)")
 
 
 def loss_batch() -> dict[str, Any]:
@@ -267,8 +266,7 @@ def test_a_minibatch_is_what_torchs_chunk_cuts() -> None:
     ({"clip_coeff": 0.2}, "clip_coeff"),
 )
 def test_wrong_options_are_refused_by_name(given: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        PPOConfig(**given)
+    refused(PPOConfig, **given, match=text)
 
 
 KINDS = ("constant", "observed", "delayed", "chosen", "matched")

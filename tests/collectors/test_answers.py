@@ -97,8 +97,7 @@ def test_a_registered_environment_is_looked_at_before_its_wrappers_hide_it(vecto
     options: dict[str, Any] = {"says": {"terminated": None}, "disable_env_checker": True}
     env = make(name, num_envs=2, vectorization=vectorization, action_chunk=2, **options)
     env.reset(SEED)
-    with pytest.raises(ValueError, match=r"terminated of row [01] is None"):
-        env.step(np.zeros((2, 2), np.float32))
+    refused(env.step, np.zeros((2, 2), np.float32), match=r"terminated of row [01] is None")
     env.close()
 
 
@@ -113,8 +112,7 @@ class Loose(SyncVectorEnv):
 def test_a_vector_environments_arrays_are_looked_at() -> None:
     env = GymnasiumVector(Loose([lambda: Says({})] * 2, autoreset_mode=AutoresetMode.DISABLED))
     env.reset(SEED)
-    with pytest.raises(ValueError, match=r"terminated is object\[2\], \[False, None\]; must be booleans \[2\]"):
-        env.step(STILL)
+    refused(env.step, STILL, match=r"terminated is object\[2\], \[False, None\]; must be booleans \[2\]")
 
 
 @refusals(
@@ -134,8 +132,7 @@ def test_an_environment_of_ones_own_is_looked_at_and_named(tmp_path: Any, given:
     guard = GuardedEnv(env, lambda: env, recipe={"id": "odd", "cfg": {}}, folder=tmp_path)
     guard.reset(SEED)
     text = rf"env 'odd' raised at its step 1 \(2 rows\): ValueError\(.{re.escape(f'{key} {word}')}"
-    with pytest.raises(HostEnvError, match=text):
-        guard.step(STILL)
+    refused(guard.step, STILL, match=text, error=HostEnvError)
 
 
 def limited(*limits: int) -> Any:

@@ -195,8 +195,7 @@ def test_the_collector_waits_for_the_learner_and_loses_nothing() -> None:
 def test_versions_are_published_one_by_one() -> None:
     with background() as running:
         running.start(PARAMS)
-        with pytest.raises(ValueError, match="version 3 published after 0; versions come one by one"):
-            running.publish(PARAMS, 3)
+        refused(running.publish, PARAMS, 3, match="version 3 published after 0; versions come one by one")
 
 
 class Breaks(Wrapped):
@@ -227,10 +226,8 @@ def test_closing_stops_inside_a_rollout_and_leaves_no_thread() -> None:
     running.close()
     assert not running._thread.is_alive()
     assert running.stats.given_up == 1 and running.collector.lost_steps > 0
-    with pytest.raises(RuntimeError, match="was started before; make a new one"):
-        running.start({})
-    with pytest.raises(RuntimeError, match="the collector is closed"):
-        running.collect()
+    refused(running.start, {}, match="was started before; make a new one", error=RuntimeError)
+    refused(running.collect, match="the collector is closed", error=RuntimeError)
 
 
 class Hangs(Wrapped):

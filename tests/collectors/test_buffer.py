@@ -183,16 +183,13 @@ def test_rollouts_are_delivered_once_in_order_and_never_overwritten() -> None:
     assert waiting.is_full() and len(waiting) == 2
     stats = {"buffer_size": 2, "buffer_capacity": 2, "buffer_usage": 1.0}
     assert waiting.get_stats() == {**stats, "total_transitions": 2 * T * N, "total_added": 2}
-    with pytest.raises(queue.Full, match="2 of 2 rollouts wait"):
-        waiting.add_rollout(rollouts[2])
+    refused(waiting.add_rollout, rollouts[2], match="2 of 2 rollouts wait", error=queue.Full)
     assert waiting.get() is rollouts[0] and waiting.get() is rollouts[1]
-    with pytest.raises(queue.Empty, match="no rollout waits"):
-        waiting.get(timeout_s=0.01)
+    refused(waiting.get, timeout_s=0.01, match="no rollout waits", error=queue.Empty)
     waiting.add_rollout(rollouts[2])
     waiting.clear()
     assert len(waiting) == 0
-    with pytest.raises(ValueError, match="capacity must be at least 1, got 0"):
-        ejax.RolloutQueue(0)
+    refused(ejax.RolloutQueue, 0, match="capacity must be at least 1, got 0")
 
 
 def test_a_full_queue_holds_its_producer_up_until_the_learner_takes_one() -> None:

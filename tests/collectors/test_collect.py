@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from host_tasks import Drift, Linear
 from own_policies import make
+from tables import refused
 
 import ejax
 from ejax.collectors import HostCollector
@@ -80,16 +81,13 @@ def test_an_error_of_the_callback_is_the_callers() -> None:
 
     for outside in (False, True):
         env, start = begun(outside)
-        with pytest.raises(KeyError, match="mine"):
-            ejax.collect_rollout(env, POLICY, PARAMS, start, KEY, T, fail)
+        refused(ejax.collect_rollout, env, POLICY, PARAMS, start, KEY, T, fail, match="mine", error=KeyError)
 
 
 def test_wrong_starts_and_no_steps_are_refused() -> None:
     env, start = begun(outside=False)
-    with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
-        ejax.collect_rollout(env, POLICY, PARAMS, start, KEY, 0)
-    with pytest.raises(ValueError, match=r"starts from an EnvCarry, got a ndarray; give ejax\.reset"):
-        ejax.collect_rollout(env, POLICY, PARAMS, np.zeros((N, 2)), KEY, T)
+    refused(ejax.collect_rollout, env, POLICY, PARAMS, start, KEY, 0, match="num_steps must be at least 1, got 0")
+    refused(ejax.collect_rollout, env, POLICY, PARAMS, np.zeros((N, 2)), KEY, T, match="starts from an EnvCarry, got")
 
 
 def begun_with(policy: Any, outside: bool) -> tuple[Any, Any, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from host_tasks import Drift, Linear, SameArrays, Sleepy, Wrapped
 from ladder import Ladder
+from tables import refused
 
 from ejax.collectors import CollectionStopped, HostCollector, Share
 from ejax.envs.adapters.gymnasium import vectorize
@@ -177,8 +178,7 @@ def test_a_rollout_is_given_up_before_the_next_step_and_its_steps_are_accounted_
 
 
 def test_groups_of_different_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"equal numbers of environments, got \[2, 3\]"):
-        collector(drift(2), drift(3))
+    refused(lambda: collector(drift(2), drift(3)), match=r"equal numbers of environments, got \[2, 3\]")
 
 
 def test_the_policy_acts_where_it_is_told_to() -> None:
@@ -226,8 +226,7 @@ def test_environments_that_can_be_saved_go_on() -> None:
 def test_environments_that_cannot_be_saved_have_no_state() -> None:
     rollouts = HostCollector(Both(), [vectorize(Ladder(), Ladder, 2)], num_steps=T, seed=7)
     assert rollouts.collect(PARAMS, KEY, index=0).envs == ()
-    with pytest.raises(ValueError, match="has no state to set"):
-        rollouts.restore((0,))
+    refused(rollouts.restore, (0,), match="has no state to set")
 
 
 class Both(Linear):

@@ -15,7 +15,6 @@ import ejax
 from ejax.algorithms.grpo import GRPOConfig
 from ejax.algorithms.ppo import ALGORITHM, PPOConfig, ppo_update
 from ejax.collectors.stateful import BaseAlgorithm, build_algo
-from ejax.config import ConfigError
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.learner import GRPO, PPO
 from ejax.optim import make_optimizer
@@ -153,10 +152,7 @@ def test_methods_alone_serve_loops_of_ones_own() -> None:
     assert algorithm.update() == {"loss": 0.0}
     with pytest.raises(NotImplementedError, match="Mine has no record; override this method, or"):
         algorithm.collect_rollout(obs=None, **LOOP)
-    with pytest.raises(
-        ConfigError, match="algorithm: Mine has methods alone, which no compiled program calls; give it"
-    ):
-        Trainer(ENV, POLICY, algorithm)
+    refused(Trainer, ENV, POLICY, algorithm, match="algorithm: Mine has methods alone, which no compiled program")
 
 
 @pytest.mark.parametrize("space", [Discrete(2), MultiDiscrete([2, 3])], ids=str)
@@ -164,8 +160,7 @@ def test_a_space_that_the_algorithm_does_not_take_is_refused(space: Any, monkeyp
     monkeypatch.setattr(Drift, "action_space", space)
     algorithm = build_algo("reppo", {"batch_size": 16}, POLICY)
     algorithm.initialize_buffer(NUM_STEPS, NUM_ENVS)
-    with pytest.raises(ConfigError, match="Box"):
-        algorithm.collect_rollout(obs=None, **LOOP)
+    refused(algorithm.collect_rollout, obs=None, **LOOP, match="Box")
 
 
 def test_a_policy_made_for_another_space_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +169,7 @@ def test_a_policy_made_for_another_space_is_refused(monkeypatch: pytest.MonkeyPa
     algorithm = PPO(CFG, POLICY)
     algorithm.initialize_buffer(NUM_STEPS, NUM_ENVS)
     for begin in (trainer.train, lambda _: algorithm.collect_rollout(obs=None, **LOOP)):
-        with pytest.raises(ConfigError, match=r"policy: got ActorCritic, which acts by 1 numbers, .* Discrete\(2\); "):
-            begin(64)
+        refused(begin, 64, match=r"policy: got ActorCritic, which acts by 1 numbers, .* Discrete\(2\); ")
 
 
 def test_what_cannot_be_is_refused() -> None:

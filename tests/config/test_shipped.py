@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from tables import refused
 
-from ejax.config import ConfigError, load_config
+from ejax.config import load_config
 from ejax.config.shipped import FOLDER, copy_config, find_config, main, shipped_names, summary_of
 
 
@@ -32,10 +33,8 @@ def test_a_file_of_that_name_wins() -> None:
 
 
 def test_a_mistyped_name_gets_the_nearest_and_a_missing_file_its_own_error() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'push_cube/ppo'"):
-        load_config("push_cube/pp")
-    with pytest.raises(ConfigError, match="no such file"):
-        load_config("mine.yaml")
+    refused(load_config, "push_cube/pp", match="Did you mean 'push_cube/ppo'")
+    refused(load_config, "mine.yaml", match="no such file")
 
 
 def test_each_is_listed_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import point_expert
 import pytest
-from tables import cases
+from tables import cases, refused
 from tiny import NETWORK
 
 from ejax.config import ConfigError, parse_config
@@ -78,8 +78,7 @@ def test_what_a_round_makes_follows_from_its_order(tmp_path: Path) -> None:
 
 
 def test_a_task_without_an_expert_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"needs an expert of ejax\.experts, got demonstrated_points:Points"):
-        LearnerTask("demonstrated_points:Points", {}, str(tmp_path))
+    refused(LearnerTask, "demonstrated_points:Points", {}, str(tmp_path), match=r"needs an expert of ejax\.experts,")
 
 
 @cases(
@@ -171,5 +170,4 @@ def test_what_does_not_fit_is_refused_by_its_key(options: dict[str, Any], text: 
 def test_several_devices_are_refused() -> None:
     raw = tree()
     raw["trainer"]["distributed"] = True
-    with pytest.raises(ConfigError, match=r"data\.dagger trains on one device"):
-        build(parse_config(raw))
+    refused(lambda: build(parse_config(raw)), match=r"data\.dagger trains on one device")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 
 from ejax.data import DataUnavailableError, Episode, EpisodeSpec, OnlineDataset, Origin, SequenceSpecCfg
 from ejax.data.buffer import BufferLayout, TrajectoryBuffer, create
@@ -156,14 +156,11 @@ def test_windows_that_there_are_not_are_refused(wrong: dict[str, Any], error: ty
 
 
 def test_a_dataset_has_either_chunks_or_windows(recorded: RecordedEpisodes) -> None:
-    with pytest.raises(ValueError, match="sequence has the length of windows"):
-        OnlineDataset(recorded, 4, sequence=SequenceSpecCfg())
+    refused(lambda: OnlineDataset(recorded, 4, sequence=SequenceSpecCfg()), match="sequence has the length of windows")
     with pytest.raises(ValueError, match="sequence has the length of windows"):
         OnlineDataset(recorded, sampling_mode="segment", sequence=SequenceSpecCfg())
-    with pytest.raises(TypeError, match="got NoneType"):
-        OnlineDataset(recorded)
-    with pytest.raises(ValueError, match="'loss_mask' is given twice, or is a name that the buffer keeps"):
-        EpisodeSpec({"loss_mask": ((), "bool")})
+    refused(OnlineDataset, recorded, match="got NoneType")
+    refused(EpisodeSpec, {"loss_mask": ((), "bool")}, match="'loss_mask' is given twice, or is a name that the buffer")
 
 
 def test_reading_kept_episodes_leaves_them_as_they_are(recorded: RecordedEpisodes) -> None:

@@ -23,7 +23,7 @@ import data_tasks
 import numpy as np
 import pytest
 from data_tasks import SimulationError
-from tables import cases
+from tables import cases, refused
 
 from ejax.data import (
     DataBudgetExhaustedError,
@@ -148,8 +148,7 @@ class Walk:
     def draw(self) -> None:
         size, engine = self.chance.randint(1, 8), self.chance.choice(self.copies)
         if self.state == "READY" and self.budget is not None and size > self.left:
-            with pytest.raises(DataBudgetExhaustedError, match=f"{self.left} more chunks"):
-                engine.sample_batch(size, 5)
+            refused(engine.sample_batch, size, 5, match=f"{self.left} more chunks", error=DataBudgetExhaustedError)
             return
         is_whole(engine.sample_batch(size, self.chance.randint(1, 20)))
         self.samples, self.left = self.samples + size, self.left - size
@@ -164,8 +163,7 @@ class Walk:
         copy = pickle.loads(pickle.dumps(self.engine))
         assert copy.is_init
         for act in (copy.start, copy.stop, copy.request_refill, copy.drain_lifecycle_events):
-            with pytest.raises(RuntimeError, match="is for the process that made the engine"):
-                act()
+            refused(act, match="is for the process that made the engine", error=RuntimeError)
         self.copies.append(copy)
 
     def look(self) -> None:
@@ -180,8 +178,7 @@ class Walk:
         os.kill(*workers(), signal.SIGKILL)
         wait_until(lambda: self.engine.state is EngineState.FAILED)
         for engine in self.copies:
-            with pytest.raises(OnlineDataWorkerError, match="SIGKILL"):
-                engine.sample_batch(1, 5)
+            refused(engine.sample_batch, 1, 5, match="SIGKILL", error=OnlineDataWorkerError)
         self.stop("FAILED")
 
     def stop(self, state: str = "STOPPED") -> None:
@@ -262,8 +259,7 @@ def test_fields_of_embodichain_mean_here_what_they_mean_there() -> None:
     ({"bufer_size": 3}, "bufer_size: EmbodiChain's OnlineDataEngineCfg has no such field"),
 )
 def test_options_that_cannot_be_honoured_are_refused_with_a_reason(wrong: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        OnlineDataEngineCfg.from_embodichain({**OF_EMBODICHAIN, **wrong}, "data_tasks:Toy")
+    refused(OnlineDataEngineCfg.from_embodichain, {**OF_EMBODICHAIN, **wrong}, "data_tasks:Toy", match=reason)
 
 
 def test_chunks_have_their_shape_and_the_memory_comes_back(runs: Path) -> None:
@@ -321,11 +317,9 @@ def test_a_manual_refill_comes_when_the_owner_asks_and_else_never(tmp_path: Path
         engine.sample_batch(32, 5)
         time.sleep(0.2)
         assert engine.stats()["data/fills"] == 1.0
-        with pytest.raises(ValueError, match=r"generation 2 was not requested, 1 are made"):
-            engine.wait_for_generation(2)
+        refused(engine.wait_for_generation, 2, match=r"generation 2 was not requested, 1 are made")
         assert [engine.request_refill() for _ in range(3)] == [2, 2, 2]  # while it is made
-        with pytest.raises(TimeoutError, match=r"generation 2 was not complete after 0\.01 s; 1 are"):
-            engine.wait_for_generation(2, 0.01)
+        refused(engine.wait_for_generation, 2, 0.01, match="generation 2 was not complete after", error=TimeoutError)
         assert said_by(consumer("print(engine.wait_for_generation(2))", engine, tmp_path)) == ["None\n"]
         for generation, timeout, error in ((0, 1.0, ValueError), (1.5, 1.0, TypeError), (1, 0.0, ValueError)):
             with pytest.raises(error, match=r"generation must be|timeout must be finite and above 0 s"):
@@ -349,8 +343,7 @@ def test_a_full_log_of_events_holds_the_worker_up_and_none_is_lost() -> None:
         assert [each.index for each in first if each.kind == "evicted"] == list(range(12))
         assert {(each.num_frames, each.run_id) for each in first} == {(20, engine.run_id)}
         generation = engine.request_refill()
-        with pytest.raises(TimeoutError):
-            engine.wait_for_generation(generation, 0.3)
+        refused(engine.wait_for_generation, generation, 0.3, error=TimeoutError)
         second = engine.drain_lifecycle_events()
         assert len(second) == 16
         while engine.stats()["data/fills"] < 2:
@@ -446,8 +439,7 @@ def test_start_raises_why_it_failed(options: dict[str, Any], error: type[Excepti
         engine.start()
     assert re.search(text, told(caught.value), re.S), told(caught.value)
     for act in (engine.start, lambda: engine.sample_batch(1, 5)):
-        with pytest.raises(RuntimeError, match="current state is FAILED"):
-            act()
+        refused(act, match="current state is FAILED", error=RuntimeError)
     engine.stop()
     assert engine.state is EngineState.FAILED
 
@@ -570,8 +562,7 @@ def test_a_worker_that_outlives_being_killed_can_be_stopped_again(monkeypatch: p
     with monkeypatch.context() as patched:
         patched.setattr(subprocess.Popen, "wait", outlived)
         patched.setattr(subprocess.Popen, "poll", lambda process: None)
-        with pytest.raises(OnlineDataWorkerError, match="outlived SIGKILL"):
-            engine.stop()
+        refused(engine.stop, match="outlived SIGKILL", error=OnlineDataWorkerError)
     assert engine.state is EngineState.FAILED
     engine.stop()
     assert engine.state is EngineState.FAILED
@@ -585,8 +576,7 @@ def test_a_worker_that_died_since_the_monitor_looked_is_no_clean_stop(monkeypatc
     (worker,) = workers()
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: not is_running(worker))
-    with pytest.raises(OnlineDataWorkerError, match=r"\(exit code -9, SIGKILL\) before stop\(\)"):
-        engine.stop()
+    refused(engine.stop, match=r"\(exit code -9, SIGKILL\) before stop\(\)", error=OnlineDataWorkerError)
 
 
 def test_the_error_of_the_body_stays_the_first() -> None:
@@ -645,8 +635,7 @@ def unpicklable(error: Any) -> Any:
 def test_a_failure_of_any_text_keeps_within_its_bytes(error: Any, text: str) -> None:
     packed = pack_failure(error)
     assert len(packed) <= CAPACITY
-    with pytest.raises((OnlineDataWorkerError, ValueError), match=text):
-        raise_failure(packed)
+    refused(raise_failure, packed, match=text, error=(OnlineDataWorkerError, ValueError))
 
 
 @pytest.mark.slow
@@ -698,8 +687,7 @@ def test_a_worker_does_not_outlive_its_owner_and_consumers_hear_of_it(end: str, 
     _, err = owner.communicate("\n", timeout=BOUND_S)
     assert (owner.returncode, err) == (code, "")
     expected = "the worker is gone, and its owner gives no reason" if code < 0 else "STOPPED"
-    with pytest.raises(RuntimeError, match=expected):
-        draw_until_it_fails(copy)
+    refused(draw_until_it_fails, copy, match=expected, error=RuntimeError)
     wait_until(lambda: not is_running(worker) and not any(runs.iterdir()))
 
 

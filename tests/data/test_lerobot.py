@@ -34,7 +34,7 @@ from kept_episodes import (
     length,
     pictures,
 )
-from tables import cases
+from tables import cases, refused
 
 import ejax.data.lerobot.format as fmt
 import ejax.data.lerobot.write
@@ -231,8 +231,7 @@ def test_a_wrong_episode_is_refused_and_the_next_one_kept(
     tmp_path: Path, bad: Callable[..., Any], message: str
 ) -> None:
     with EpisodeWriter(tmp_path, SPEC, fps=20) as writer:
-        with pytest.raises(ValueError, match=message):
-            writer.append(bad(), "x")
+        refused(lambda: writer.append(bad(), "x"), match=message)
         writer.append(episode(0), instruction(0))
     assert check_numbers(tmp_path) == 1
 
@@ -253,20 +252,15 @@ def test_a_wrong_episode_is_refused_and_the_next_one_kept(
 def test_what_the_format_cannot_hold_is_refused(
     tmp_path: Path, spec: EpisodeSpec, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        EpisodeWriter(tmp_path / "set", spec, **{"fps": 20, **options})
+    refused(EpisodeWriter, tmp_path / "set", spec, **{"fps": 20, **options}, match=message)
     assert not (tmp_path / "set").exists()
 
 
 def test_a_folder_is_gone_on_with_only_if_asked_and_alike(kept: Path) -> None:
-    with pytest.raises(FileExistsError, match="give append=True"):
-        EpisodeWriter(kept, SPEC, fps=20)
-    with pytest.raises(ValueError, match="has fps 20, the writer 30"):
-        EpisodeWriter(kept, SPEC, fps=30, append=True)
-    with pytest.raises(ValueError, match="has features"):
-        EpisodeWriter(kept, CAMERA, fps=20, append=True)
-    with pytest.raises(ValueError, match=r"not a recording of ejax's: there is no meta/ejax\.json"):
-        EpisodeWriter(GOLDEN, SPEC, fps=20, append=True)
+    refused(EpisodeWriter, kept, SPEC, fps=20, match="give append=True", error=FileExistsError)
+    refused(EpisodeWriter, kept, SPEC, fps=30, append=True, match="has fps 20, the writer 30")
+    refused(EpisodeWriter, kept, CAMERA, fps=20, append=True, match="has features")
+    refused(EpisodeWriter, GOLDEN, SPEC, fps=20, append=True, match="not a recording of ejax's: there is no")
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
@@ -275,8 +269,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
         pytest.raises(BlockingIOError, match="is being written to by another EpisodeWriter"),
     ):
         EpisodeWriter(tmp_path, SPEC, fps=20, append=True)
-    with pytest.raises(RuntimeError, match="is closed"):
-        writer.append(episode(0), "x")
+    refused(lambda: writer.append(episode(0), "x"), match="is closed", error=RuntimeError)
 
 
 @pytest.mark.slow
@@ -403,8 +396,7 @@ def test_chunks_of_a_dataset_of_lerobots_are_drawn() -> None:
 
 
 def test_missing_files_are_named(kept: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"is not a LeRobot dataset: there is no meta/info\.json"):
-        EpisodeReader(tmp_path)
+    refused(EpisodeReader, tmp_path, match="is not a LeRobot dataset: there is no", error=FileNotFoundError)
     folder = copied(kept, tmp_path)
     (folder / "data/chunk-000/file-000.parquet").unlink()
     with pytest.raises(FileNotFoundError, match=r"file-000\.parquet"):
@@ -489,8 +481,7 @@ def test_draws_are_seeded_and_go_on_where_their_state_was_taken(kept: Path) -> N
     assert not np.array_equal(expected["obs"]["map"], other.sample_batch(10, 3)["obs"]["map"])
     other.load_state_dict(state)
     assert_same_tree(other.sample_batch(10, 3), expected)
-    with pytest.raises(ValueError, match="taken with seed 3, here it is 4"):
-        RecordedEpisodes(kept, seed=4).load_state_dict(state)
+    refused(lambda: RecordedEpisodes(kept, seed=4).load_state_dict(state), match="taken with seed 3, here it is 4")
 
 
 def test_a_pickled_source_draws_the_same(kept: Path) -> None:

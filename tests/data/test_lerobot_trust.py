@@ -32,7 +32,7 @@ from kept_episodes import (
     pictures,
 )
 from PIL import Image
-from tables import cases
+from tables import cases, refused
 
 from ejax.data import Episode, EpisodeSpec
 from ejax.data.lerobot.files import inside
@@ -143,8 +143,7 @@ def test_a_folder_that_is_a_link_is_not_written_through(kept: Path, place: str) 
         (outside / "mine").write_text("precious")
     (kept / place).symlink_to(outside)
     before = snapshot(kept.parent)
-    with pytest.raises(ValueError, match=r"leads out of"):
-        append(kept)
+    refused(append, kept, match=r"leads out of")
     assert snapshot(kept.parent) == before
 
 
@@ -156,8 +155,7 @@ def test_a_file_that_is_a_link_to_another_elsewhere_is_neither_read_nor_written(
     (kept / name).unlink(missing_ok=True)
     (kept / name).symlink_to(outside)
     before = snapshot(kept.parent)
-    with pytest.raises(ValueError, match=r"leads out of .*set.*, to .*outside; .*cp -rL"):
-        append(kept)
+    refused(append, kept, match=r"leads out of .*set.*, to .*outside; .*cp -rL")
     assert snapshot(kept.parent) == before
 
 
@@ -227,8 +225,7 @@ def test_a_video_with_frames_ahead_of_the_count_grows_no_further(tmp_path: Path)
 def test_a_folder_that_lost_its_counts_is_not_begun_again(kept: Path) -> None:
     (kept / INFO).unlink()
     before = snapshot(kept)
-    with pytest.raises(FileNotFoundError, match=r"there is no meta/info\.json"):
-        append(kept)
+    refused(append, kept, match=r"there is no meta/info\.json", error=FileNotFoundError)
     assert snapshot(kept) == before
 
 
@@ -276,8 +273,7 @@ def test_the_number_of_a_file_may_not_lead_out_of_the_folder(tmp_path: Path) -> 
     table = pq.read_table(path)
     column = table.schema.get_field_index("data/file_index")
     pq.write_table(table.set_column(column, "data/file_index", [["../../../x"] * len(table)]), path)
-    with pytest.raises(ValueError, match=r"column data/file_index is text, and must be int64"):
-        EpisodeReader(folder)
+    refused(EpisodeReader, folder, match=r"column data/file_index is text, and must be int64")
 
 
 @pytest.mark.parametrize("name", [INFO, ROWS, DATA, "videos/observation.images.front/chunk-000/file-000.mp4"])
@@ -304,10 +300,8 @@ def test_what_is_no_plain_file_is_refused_and_never_waited_for(
 @pytest.mark.parametrize("name", [INFO, OURS])
 def test_small_files_are_bounded(kept: Path, name: str) -> None:
     os.truncate(kept / name, 1 << 27)
-    with pytest.raises(ValueError, match=r"has 134217728 bytes; at most 67108864 are read; restore it"):
-        append(kept)
-    with pytest.raises(ValueError, match=r"has 134217728 bytes; at most 67108864 are read; restore it"):
-        content(kept)
+    refused(append, kept, match=r"has 134217728 bytes; at most 67108864 are read; restore it")
+    refused(content, kept, match=r"has 134217728 bytes; at most 67108864 are read; restore it")
 
 
 def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
@@ -333,16 +327,14 @@ def test_a_video_that_is_a_list_of_other_files_is_not_followed(tmp_path: Path, l
     secret = tmp_path / "secret.mp4"
     shutil.copy(GOLDEN / "videos/observation.images.front/chunk-000/file-000.mp4", secret)
     (tmp_path / "video.mp4").write_text(listed.format(secret))
-    with pytest.raises(ValueError, match=r"video\.mp4 is not an MP4 file"):
-        decode_video(tmp_path / "video.mp4", 0.0, 10.0, (64, 96, 3), 1)
+    refused(decode_video, tmp_path / "video.mp4", 0.0, 10.0, (64, 96, 3), 1, match=r"video\.mp4 is not an MP4 file")
 
 
 def test_images_of_other_formats_are_not_tried() -> None:
     for name in ("BMP", "GIF", "EPS"):
         file = io.BytesIO()
         Image.new("RGB", (4, 4)).save(file, name)
-        with pytest.raises(ValueError, match="frame 3: not a PNG or JPEG image"):
-            decode_image(file.getvalue(), (4, 4, 3), "frame 3")
+        refused(decode_image, file.getvalue(), (4, 4, 3), "frame 3", match="frame 3: not a PNG or JPEG image")
     file = io.BytesIO()
     Image.new("RGB", (4, 6)).save(file, "PNG")
     with pytest.raises(ValueError, match=r"an image is \[6, 4, 3\]; in info.json it is \[4, 6, 3\]"):
@@ -401,8 +393,7 @@ def test_metadata_of_another_kind_are_refused_with_what_is_wrong(
 
 def test_a_writer_names_the_entry_in_which_a_folder_differs(kept: Path) -> None:
     spec = EpisodeSpec({**SPEC.frames, "actions": ((5,), "float32")}, SPEC.episode)
-    with pytest.raises(ValueError, match=r"set has features/actions/shape \[4\], the writer \[5\]; make the"):
-        EpisodeWriter(kept, spec, fps=20, append=True)
+    refused(EpisodeWriter, kept, spec, fps=20, append=True, match=r"set has features/actions/shape \[4\], the writer")
 
 
 def test_a_file_that_is_cut_off_is_named_with_the_remedy(recorded: Path, tmp_path: Path) -> None:
@@ -416,8 +407,7 @@ def test_a_file_that_is_cut_off_is_named_with_the_remedy(recorded: Path, tmp_pat
             assert str(folder / name) in str(raised.value)
         (folder / name).unlink()
         if name in (DATA, VIDEO):
-            with pytest.raises(FileNotFoundError, match=f"is missing; restore it: '.*{Path(name).name}'"):
-                content(folder)
+            refused(content, folder, match=f"is missing; restore it: '.*{Path(name).name}'", error=FileNotFoundError)
         (folder / name).write_bytes(whole)
 
 
@@ -440,8 +430,7 @@ def test_a_bit_of_a_page_that_flipped_is_found_and_not_taken_over_into_what_is_a
     (kept / name).write_bytes(data)
     before = snapshot(kept)
     for use in (content, append):
-        with pytest.raises(ValueError, match=f"{Path(name).name} cannot be read.*restore"):
-            use(kept)
+        refused(use, kept, match=f"{Path(name).name} cannot be read.*restore")
     assert snapshot(kept) == before
 
 
@@ -451,8 +440,7 @@ def test_a_damaged_video_is_not_joined_to(tmp_path: Path) -> None:
         whole = (tmp_path / VIDEO).read_bytes()
         (tmp_path / VIDEO).write_bytes(b"damaged" + whole)
         before = snapshot(tmp_path)
-        with pytest.raises(ValueError, match=r"file-000\.mp4 is not an MP4 file, or is damaged; restore it"):
-            writer.append(camera_episode(1), "look")
+        refused(lambda: writer.append(camera_episode(1), "look"), match=r"file-000\.mp4 is not an MP4 file, or is")
         assert snapshot(tmp_path) == before
         (tmp_path / VIDEO).write_bytes(whole)
         writer.append(camera_episode(1), "look")

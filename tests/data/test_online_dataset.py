@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 
 from ejax.data import ChunkSizeSampler, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataset, UniformChunkSampler
 from ejax.data.prefetch import prefetch_to_device
@@ -108,5 +108,4 @@ def test_batches_are_on_the_device_ahead_of_their_use(ready: OnlineDataEngine) -
     batches.close()  # which waits for what is under way
     assert 2 <= len(drawn) <= 4
     assert [int(x) for x in prefetch_to_device(np.arange(5), size=3)] == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match="size must be at least 1"):
-        prefetch_to_device(dataset, size=0)
+    refused(prefetch_to_device, dataset, size=0, match="size must be at least 1")

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -58,15 +58,12 @@ def test_a_missing_library_says_what_to_install(family: str, monkeypatch: pytest
         "playground": brax.make_playground,
         "envpool": partial(envpool.make, num_envs=1),
     }[family]
-    with pytest.raises(ModuleNotFoundError, match=rf"pip install -e '\.\[{family}\]'"):
-        make("CartPole-v1")
+    refused(make, "CartPole-v1", match=rf"pip install -e '\.\[{family}\]'", error=ModuleNotFoundError)
 
 
 def test_an_unknown_name_gives_the_nearest() -> None:
-    with pytest.raises(ValueError, match="zoo has no environment 'cartpole'; nearest: CartPole-v1"):
-        library.check_name("zoo", "cartpole", ["CartPole-v1", "Pong"])
-    with pytest.raises(ValueError, match="there is: CartPole-v1, Pong"):
-        library.check_name("zoo", "xyzzyx", ["Pong", "CartPole-v1"])
+    refused(library.check_name, "zoo", "cartpole", ["CartPole-v1", "Pong"], match="zoo has no environment 'cartpole';")
+    refused(library.check_name, "zoo", "xyzzyx", ["Pong", "CartPole-v1"], match="there is: CartPole-v1, Pong")
     library.check_name("zoo", "Pong", ["Pong"])
 
 
@@ -85,15 +82,13 @@ def test_observations_become_float32_vectors_and_dicts_stay_dicts() -> None:
 
 
 def test_an_observation_that_is_no_mapping_of_arrays_is_refused() -> None:
-    with pytest.raises(ValueError, match="arrays or mappings of them, got tuple"):
-        library.vector_space((jnp.ones(2), jnp.ones(3)))
+    refused(library.vector_space, (jnp.ones(2), jnp.ones(3)), match="arrays or mappings of them, got tuple")
 
 
 def test_playground_refuses_another_impl_or_a_missing_one_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
     monkeypatch.setitem(sys.modules, "warp", None)
-    with pytest.raises(ValueError, match="impl must be 'jax', 'c' or 'warp', got 'cpp'"):
-        brax.make_playground("CartpoleBalance", impl="cpp")
+    refused(brax.make_playground, "CartpoleBalance", impl="cpp", match="impl must be 'jax', 'c' or 'warp', got 'cpp'")
     with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[warp\]'"):
         brax.make_playground("CartpoleBalance", impl="warp")
 
@@ -116,8 +111,7 @@ def test_playground_refuses_another_impl_or_a_missing_one_before_it_is_loaded(mo
 @pytest.mark.filterwarnings("ignore")
 def test_unknown_names_and_options_are_refused(module: str, name: str, options: dict[str, Any], message: str) -> None:
     pytest.importorskip(module)
-    with pytest.raises(ValueError, match=message):
-        make_env(name, options, num_envs=1)
+    refused(make_env, name, options, num_envs=1, match=message)
 
 
 @pytest.mark.slow
@@ -192,8 +186,7 @@ def test_gymnax_actions_are_clipped_to_the_bounds() -> None:
     env = gymnax.make("PointRobot-misc")  # ±0.1
     key = jax.random.key(0)
     state, _ = env.reset(key)
-    with pytest.raises(ValueError, match="action of shape"):
-        env.step(state, jnp.zeros(()), key)
+    refused(env.step, state, jnp.zeros(()), key, match="action of shape")
     for bound in (0.1, -0.1):
         _, far = env.step(state, jnp.full(2, 50.0 * bound), key)
         _, near = env.step(state, jnp.full(2, bound), key)
@@ -287,8 +280,7 @@ def test_playground_environments_that_would_be_downloaded_fail_at_once(
 
     monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path / "absent")
     monkeypatch.setattr(mjx_env.subprocess, "Popen", lambda *_, **__: pytest.fail("git was called"))
-    with pytest.raises(FileNotFoundError, match="playground:Go1Getup needs the robot models of mujoco_menagerie"):
-        brax.make_playground("Go1Getup")
+    refused(brax.make_playground, "Go1Getup", match="playground:Go1Getup needs the robot", error=FileNotFoundError)
 
 
 @with_playground
@@ -317,8 +309,7 @@ def test_playground_refuses_the_c_engine_outside_the_control_suite(
     from mujoco_playground._src import mjx_env
 
     monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path)
-    with pytest.raises(ValueError, match="playground:Go1Getup may: give 'jax', or 'warp'"):
-        brax.make_playground("Go1Getup", impl="c")
+    refused(brax.make_playground, "Go1Getup", impl="c", match="playground:Go1Getup may: give 'jax', or 'warp'")
 
 
 @with_playground

@@ -16,7 +16,7 @@ import pytest
 from host_tasks import Drift
 from rude_runs import config, in_workers
 from rude_tasks import Rude, Stop, end
-from tables import cases
+from tables import cases, refused
 
 from ejax.envs.adapters.gymnasium import Contained, make_in_worker
 from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, closing, short_error, under_way, waiting_for
@@ -47,16 +47,14 @@ def test_what_would_end_the_process_is_an_error_that_names_the_environment(how: 
 
 
 def test_an_ordinary_exception_passes_as_it_is() -> None:
-    with pytest.raises(ValueError, match="no such way to end: so"):
-        call_env("x", "step", end, "so")
+    refused(call_env, "x", "step", end, "so", match="no such way to end: so")
 
 
 def test_the_users_interrupt_passes_and_the_environments_own_does_not() -> None:
     with pytest.raises(KeyboardInterrupt):
         call_env("x", "step", signal.raise_signal, signal.SIGINT)
     with interruptible() as interrupted:
-        with pytest.raises(EnvExit, match="raised KeyboardInterrupt"):
-            call_env("x", "step", end, "keyboard_interrupt")
+        refused(call_env, "x", "step", end, "keyboard_interrupt", match="raised KeyboardInterrupt", error=EnvExit)
         assert not interrupted()
         call_env("x", "step", signal.raise_signal, signal.SIGINT)
         assert interrupted()
@@ -169,8 +167,7 @@ def test_a_close_that_raises_names_the_environment(tmp_path: Path) -> None:
         env = guarded(tmp_path, where="close", how=how)
         env.reset(SEED)
         env.step(CALM)
-        with pytest.raises(HostEnvError, match=f"env 'rude_tasks:Rude' {text}"):
-            env.close()
+        refused(env.close, match=f"env 'rude_tasks:Rude' {text}", error=HostEnvError)
 
 
 def test_a_close_that_raises_hides_no_error_and_loses_no_result(
@@ -229,8 +226,7 @@ def test_a_worker_that_exits_ends_the_training_with_its_name_and_is_gone(tmp_pat
     guard.step(CALM)
     for process in env.env.processes:
         os.kill(process.pid, signal.SIGINT)  # as a terminal does: the owner decides what becomes of it
-    with pytest.raises(HostEnvError, match=r"raised at its step 2 .*SystemExit\(0\), which ends a process"):
-        guard.step(CALM)
+    refused(guard.step, CALM, match=r"raised at its step 2 .*SystemExit\(0\), which ends a process", error=HostEnvError)
     guard.close()
     for process in env.env.processes:
         process.join(10)
@@ -242,8 +238,7 @@ def test_a_worker_that_exits_ends_the_training_with_its_name_and_is_gone(tmp_pat
 @pytest.mark.parametrize("where", ["make", "reset", "step", "close"])
 def test_an_exit_is_the_error_of_a_run(tmp_path: Path, mode: str, where: str) -> None:
     run_config = config(tmp_path, f"trainer.collector.mode={mode}", "trainer.collector.num_groups=2", where=where)
-    with pytest.raises(HostEnvError, match=r"env 'rude_tasks:Rude'.*SystemExit\(0\)"):
-        train(run_config)
+    refused(train, run_config, match=r"env 'rude_tasks:Rude'.*SystemExit\(0\)", error=HostEnvError)
 
 
 def test_an_exit_in_evaluation_is_the_error_of_a_run(tmp_path: Path) -> None:
@@ -268,8 +263,7 @@ def test_a_pure_environment_that_exits_is_an_error_too(tmp_path: Path, mode: str
 def test_an_exit_is_the_error_of_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(config(tmp_path), run_dir=tmp_path / "run")
     monkeypatch.setattr(Rude, "step", lambda self, action: sys.exit(0))
-    with pytest.raises(HostEnvError, match=r"SystemExit\(0\)"):
-        evaluate_run(tmp_path / "run", num_episodes=2)
+    refused(evaluate_run, tmp_path / "run", num_episodes=2, match=r"SystemExit\(0\)", error=HostEnvError)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_configs import BASE, make, trainer
-from tables import cases
+from tables import cases, refused
 from whole_runs import assert_goes_on_with_the_same_bits
 
 from ejax.envs.locomotion.catalog import VelocityTask, change_task, robot_names, velocity_task
@@ -280,8 +280,7 @@ def test_stages_that_cannot_be_are_refused_by_name(table: dict[str, Any], text: 
 
 def test_two_curricula_of_one_number_are_refused() -> None:
     two = {name: {"of": "command", "stages": ONE} for name in ("one", "other")}
-    with pytest.raises(ValueError, match=r"curriculum\.other: lin_vel_x changes in one already"):
-        VelocityRL(curriculum=two)
+    refused(VelocityRL, curriculum=two, match=r"curriculum\.other: lin_vel_x changes in one already")
 
 
 def test_every_robots_curriculum_is_one_of_its_task() -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from damages import same, what_is_left
-from tables import cases
+from tables import cases, refused
 from tiny import EVALUATED, tiny
 
 from ejax.config import ConfigError, load_config, parse_config
@@ -172,8 +172,7 @@ PLACE = r"trainer\.events\.eval\.tilt"
     ({"params": {"qpos_range": [[1.0], [1.0]]}}, rf"{PLACE}: qpos_range has 1 and 1 numbers, but moves 2 joints"),
 )
 def test_a_wrong_event_is_refused_by_name(change: dict, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config(raw(tmp_path, {"eval": {"tilt": {**TILT, **change}}}))
+    refused(lambda: parse_config(raw(tmp_path, {"eval": {"tilt": {**TILT, **change}}})), match=message)
 
 
 SHOVE = {  # turns the first joint by 0.1 rad, after each second step
@@ -340,8 +339,7 @@ def test_an_event_of_ones_own_sees_the_goal_of_push_cube(tmp_path: Path, monkeyp
 )
 def test_an_event_that_a_task_cannot_have_is_refused(event: dict, message: str, tmp_path: Path) -> None:
     data = raw(tmp_path, {"eval": {"toss": event}}) | {"env": {"id": "PushCubeRL", "cfg": {"physics": "mujoco"}}}
-    with pytest.raises(ConfigError, match=rf"trainer\.events\.eval\.{message}"):
-        parse_config(data)
+    refused(parse_config, data, match=rf"trainer\.events\.eval\.{message}")
 
 
 @pytest.mark.usefixtures("nothing_trusted")
@@ -379,8 +377,7 @@ def test_a_gym_config_with_code_of_its_own_is_not_imported_by_reading_it(
     data = raw(tmp_path, {}, gym_config="gym.json")
     del data["env"]
     (tmp_path / "train.json").write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match="code that a file alone may not start"):
-        load_config(tmp_path / "train.json")
+    refused(load_config, tmp_path / "train.json", match="code that a file alone may not start")
     assert any(note.status == "unsupported" for note in check(tmp_path / "train.json"))
     assert "own_reward" not in sys.modules
 

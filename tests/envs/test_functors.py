@@ -461,8 +461,7 @@ def test_names_are_those_of_embodichain_and_custom_ones() -> None:
     assert find_functor("rewards", "success_reward") is rewards.success_reward
     trust("ejax.envs.terms.rewards:success_reward", "json:nothing")
     assert find_functor("rewards", "ejax.envs.terms.rewards:success_reward") is rewards.success_reward
-    with pytest.raises(ImportError, match="module 'json' has no 'nothing'"):
-        find_functor("events", "json:nothing")
+    refused(find_functor, "events", "json:nothing", match="module 'json' has no 'nothing'", error=ImportError)
 
 
 def test_each_contract_is_a_functor_of_actions() -> None:
@@ -478,5 +477,4 @@ def test_a_functor_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return jnp.ones(())
 
     assert find_functor("rewards", "one") is one
-    with pytest.raises(ValueError, match="'one' is registered already"):
-        register_functor("rewards", "one")(one)
+    refused(lambda: register_functor("rewards", "one")(one), match="'one' is registered already")

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from host_tasks import Drift, Linear
 from ladder import Asked, Ladder
-from tables import cases
+from tables import cases, refused
 from tiny import tiny
 
 from ejax.collectors import HostCollector
@@ -108,8 +108,7 @@ def test_seeds_that_follow_each_other_do_not_meet() -> None:
 def test_a_vector_that_does_not_tell_its_mode_is_refused() -> None:
     env = SyncVectorEnv([Ladder])
     del env.metadata["autoreset_mode"]
-    with pytest.raises(ValueError, match="SyncVectorEnv has no metadata"):
-        GymnasiumVector(env)
+    refused(GymnasiumVector, env, match="SyncVectorEnv has no metadata")
     env.close()
 
 
@@ -152,8 +151,7 @@ def test_observations_of_every_kind_become_vectors(mode: AutoresetMode) -> None:
 
 
 def test_spaces_without_vectors_are_refused() -> None:
-    with pytest.raises(ValueError, match="are not vectors; allowed: Box, Discrete"):
-        rows_space(spaces.Text(5))
+    refused(lambda: rows_space(spaces.Text(5)), match="are not vectors; allowed: Box, Discrete")
 
 
 def test_tuples_end_in_their_own_final_observation() -> None:
@@ -213,8 +211,7 @@ def test_classes_of_ones_own_are_named_by_their_place() -> None:
     assert isinstance(guarded, GuardedEnv) and guarded.num_envs == 4
     assert isinstance(guarded.inner, SavableHostEnv)
     guarded.close()
-    with pytest.raises(ConfigError, match="has 4 environments instead of 3; let it take num_envs"):
-        build_env(config("test_host_env:FourAlways", num_envs=3))
+    refused(lambda: build_env(config("test_host_env:FourAlways", num_envs=3)), match="has 4 environments instead of 3;")
 
 
 def test_a_chunk_is_asked_for_in_the_config() -> None:
@@ -222,15 +219,12 @@ def test_a_chunk_is_asked_for_in_the_config() -> None:
     env = build_env(config("gymnasium:Pendulum-v1", action_chunk=4))
     assert env.action_space.shape == (4,) and env.max_episode_steps == 50
     env.close()
-    with pytest.raises(ConfigError, match=r"env\.cfg\.action_chunk: got 0; must be an integer of at least 1"):
-        config("PointMassRL", action_chunk=0)
+    refused(config, "PointMassRL", action_chunk=0, match=r"env\.cfg\.action_chunk: got 0; must be an integer of at")
 
 
 def test_gymnasium_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ConfigError, match="gymnasium has no environment 'HalfCheeta-v5'; nearest: HalfCheetah"):
-        build_env(config("gymnasium:HalfCheeta-v5"))
-    with pytest.raises(ConfigError, match=r"env\.cfg\.vectorization: got 'none'; must be 'sync' or 'async'"):
-        build_env(config("gymnasium:Pendulum-v1", vectorization="none"))
+    refused(lambda: build_env(config("gymnasium:HalfCheeta-v5")), match="gymnasium has no environment 'HalfCheeta-v5';")
+    refused(lambda: build_env(config("gymnasium:Pendulum-v1", vectorization="none")), match=r"env\.cfg\.vectorization:")
 
 
 def test_an_environment_outside_jax_is_not_stepped_inside_it() -> None:
@@ -354,5 +348,4 @@ def test_a_policy_is_shown_the_numbers_that_are_asked_for() -> None:
     for wrong in ((4,), (-1,), (), (0.5,)):
         with pytest.raises(ValueError, match="observation_indices must be of 0 to 3, at least one; got"):
             adapter.make("CartPole-v1", num_envs=1, observation_indices=wrong)  # type: ignore[arg-type]  # what a config may hold
-    with pytest.raises(ValueError, match="needs observations that are one vector"):
-        adapter.make("Blackjack-v1", num_envs=1, observation_indices=(0,))
+    refused(adapter.make, "Blackjack-v1", num_envs=1, observation_indices=(0,), match="needs observations that are one")

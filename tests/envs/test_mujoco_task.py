@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 from tiny import tiny
 
 from ejax import MuJoCoTask, World, check_env
-from ejax.config import ConfigError, parse_config
+from ejax.config import parse_config
 from ejax.envs.description import WHOLE, Feature, describe
 from ejax.envs.task.terms import Outcome, Term
 from ejax.envs.terms.registry import TERMS
@@ -315,8 +315,7 @@ def test_a_file_is_found_beside_the_class(tmp_path: Path, monkeypatch: pytest.Mo
     ({"observe": lambda self, world: {"pose": jnp.eye(3)}}, r"must be scalars and vectors, got pose \(3, 3\)"),
 )
 def test_what_cannot_be_a_task_is_refused_when_it_is_made(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        type("Odd", (Reach,), changes)()
+    refused(lambda: type("Odd", (Reach,), changes)(), match=message)
 
 
 @cases(
@@ -332,14 +331,12 @@ def test_what_cannot_be_a_task_is_refused_when_it_is_made(changes: dict[str, Any
     ),
 )
 def test_what_a_step_gets_wrong_is_reported_before_it_is_compiled(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_env(type("Odd", (Reach,), changes)())
+    refused(lambda: check_env(type("Odd", (Reach,), changes)()), match=message)
 
 
 @cases("name meant", ("fail", "fails"), ("episode_lenght", "episode_length"), ("reward", "rewards"))
 def test_a_misspelt_method_or_attribute_is_refused(name: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=f"Odd.{name} is not used. Did you mean '{meant}'"):
-        type("Odd", (Reach,), {name: 1})
+    refused(type, "Odd", (Reach,), {name: 1}, match=f"Odd.{name} is not used. Did you mean '{meant}'")
 
 
 HINGE, OTHER, SLIDE = '<joint axis="0 1 0"/>', '<joint axis="1 0 0"/>', '<joint type="slide" axis="1 0 0"/>'

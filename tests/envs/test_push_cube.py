@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -18,7 +18,6 @@ from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.terms.registry import register_functor
 from ejax.play.saved_policy import evaluate_run
 from ejax.run import train
-from ejax.schema.problems import ConfigError
 from ejax.store.checkpoint import CheckpointError
 from ejax.types import Array, Timestep
 
@@ -234,8 +233,7 @@ def test_the_former_hook_of_rewards_is_refused_with_the_new_one() -> None:
     (["reaching_reward"], r"rewards: got .*; must be a mapping"),
 )
 def test_what_rewards_cannot_be_is_refused_by_its_key(rewards: Any, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        PushCubeRL(physics="mujoco", rewards=rewards)
+    refused(PushCubeRL, physics="mujoco", rewards=rewards, match=text)
 
 
 PUSH = PushCube(physics="mujoco")

@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tables import refused
 
 from ejax.envs.mujoco.drawing import Appearance, free_camera
 from ejax.envs.mujoco.engine import render
@@ -166,19 +167,16 @@ def test_a_colour_of_the_state_replaces_the_models_and_alpha_0_hides() -> None:
     assert (changed[sphere][:, 2] > changed[sphere][:, 1]).mean() > 0.9
     assert (plain[box][:, 0] > plain[box][:, 2] + 20).all()
     assert (changed[box][:, 0] < changed[box][:, 2] + 20).all()  # floor and sphere
-    with pytest.raises(ValueError, match="no geom ball is drawn; there is floor, box"):
-        picture(seen_solids(rgba={"ball": jnp.ones(4)}))
+    refused(lambda: picture(seen_solids(rgba={"ball": jnp.ones(4)})), match="no geom ball is drawn; there is floor,")
 
 
 @pytest.mark.slow
 def test_what_is_no_primitive_is_refused_by_name() -> None:
     tetrahedron = '<asset><mesh name="m" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/></asset><worldbody>'
     mesh = JOINTS.replace("<worldbody>", tetrahedron + '<geom name="bust" type="mesh" mesh="m"/>')
-    with pytest.raises(ValueError, match=r"bust is a mesh. Draw this model with renderer: mujoco"):
-        scenery(mesh)
+    refused(scenery, mesh, match=r"bust is a mesh. Draw this model with renderer: mujoco")
     lamp = JOINTS.replace("<worldbody>", '<worldbody><light name="lamp" pos="0 0 2"/>')
-    with pytest.raises(ValueError, match="light 'lamp' is another"):
-        scenery(lamp)
+    refused(scenery, lamp, match="light 'lamp' is another")
 
 
 @pytest.mark.slow

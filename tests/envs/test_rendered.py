@@ -99,8 +99,7 @@ def test_the_parts_of_a_dict_stay_beside_the_picture() -> None:
     assert set(space.spaces) == {"image", *inner.observation_space.spaces}
     _, obs = jax.jit(env.reset)(jax.random.key(0))
     assert set(obs) == set(space.spaces) and (np.asarray(obs["image"]) == 127).all()
-    with pytest.raises(ValueError, match="RenderedEnv has an 'image' already"):
-        RenderedEnv(env, blank=True)
+    refused(RenderedEnv, env, blank=True, match="RenderedEnv has an 'image' already")
 
 
 @pytest.mark.slow
@@ -165,5 +164,4 @@ def test_a_light_or_geom_that_is_not_there_is_named() -> None:
         (entry("randomize_visual_material", "flor", base_color_range=[[0] * 3] * 2), "no geom 'flor' is drawn"),
     ):
         env = RenderedEnv(CartPoleRL(), renderer="raycast", randomizers={"one": randomizer}, **SIZE)
-        with pytest.raises(ValueError, match=message):
-            jax.eval_shape(env.reset, jax.random.key(0))
+        refused(jax.eval_shape, env.reset, jax.random.key(0), match=message)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tables import cases
+from tables import cases, refused
 
 from ejax.envs.locomotion.catalog import Push, read_task, robot_names, velocity_task
 from ejax.envs.locomotion.robots import Foot
@@ -88,10 +88,8 @@ def test_a_task_can_be_like_another_one(tmp_path: Path) -> None:
     ("[task]", "[task", "hopper.toml is no TOML: "),
 )
 def test_wrong_files_are_refused(tmp_path: Path, old: str, new: str, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        read_task(written(tmp_path, HOPPER.replace(old, new)))
+    refused(lambda: read_task(written(tmp_path, HOPPER.replace(old, new))), match=text)
 
 
 def test_an_unknown_robot_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"robot must be one of anymal_c, .*, got 'spot'"):
-        velocity_task("spot")
+    refused(velocity_task, "spot", match=r"robot must be one of anymal_c, .*, got 'spot'")

@@ -188,15 +188,12 @@ def test_what_is_wrong_is_refused(given: Any, key: str, word: str) -> None:
 
 def test_a_step_needs_an_episode() -> None:
     env = EjaxEnv("PointMassRL", episode_length=1)
-    with pytest.raises(gymnasium.error.ResetNeeded, match="no episode yet"):
-        env.step(STAY)
+    refused(env.step, STAY, match="no episode yet", error=gymnasium.error.ResetNeeded)
     env.reset(seed=0)
     env.step(STAY)
-    with pytest.raises(gymnasium.error.ResetNeeded, match="the episode is over"):
-        env.step(STAY)
+    refused(env.step, STAY, match="the episode is over", error=gymnasium.error.ResetNeeded)
     vector = EjaxVectorEnv("PointMassRL", 2)
-    with pytest.raises(gymnasium.error.ResetNeeded, match="no episodes yet"):
-        vector.step(jnp.zeros((2, 2)))
+    refused(vector.step, jnp.zeros((2, 2)), match="no episodes yet", error=gymnasium.error.ResetNeeded)
     with pytest.raises(gymnasium.error.ResetNeeded, match=r"call reset\(\) without a mask"):
         vector.reset(options={"reset_mask": np.array([True, False])})
 

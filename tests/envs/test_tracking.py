@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import stick_robots
 from small_configs import BASE
-from tables import cases
+from tables import cases, refused
 from whole_runs import assert_goes_on_with_the_same_bits
 
 from ejax.envs.locomotion.clips import motion_file, read_clip
@@ -289,5 +289,4 @@ def test_a_run_resumes_with_its_failures_to_the_same_bits(tmp_path: Path) -> Non
 def test_terms_of_a_reference_are_refused_elsewhere() -> None:
     world = ENV.observe_noisy(ENV.world(ENV.start(KEY)), KEY)
     bare: LeggedWorld = replace(world, legged=replace(world.legged, reference=None))
-    with pytest.raises(ValueError, match="TrackingRL's"):
-        TRACKING_REWARDS[0](bare, std=1.0)
+    refused(TRACKING_REWARDS[0], bare, std=1.0, match="TrackingRL's")

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.randomization.physics import PHYSICS
@@ -109,8 +109,7 @@ def test_changed_copies_leave_the_world_as_it_was() -> None:
     (lambda world: world.with_joint("wrist", [0.0, 1.0]), r"got shape \(2,\); must be one number"),
 )
 def test_what_cannot_be_asked_is_told(ask: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        ask(make_world())
+    refused(lambda: ask(make_world()), match=told)
 
 
 def test_links_and_joints_without_names_are_all_randomized() -> None:

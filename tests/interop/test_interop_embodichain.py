@@ -268,8 +268,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_the_file_
     config = parse_config(options(golden))
     whole = train(config, run_dir=tmp_path / "whole", resume=str(POINT_MASS))
     monkeypatch.setattr(RunDirectory, "save", None)
-    with pytest.raises(TypeError):
-        train(config, run_dir=tmp_path / "run", resume=str(POINT_MASS))
+    refused(train, config, run_dir=tmp_path / "run", resume=str(POINT_MASS))
     monkeypatch.undo()
     resumed = train(config, run_dir=tmp_path / "run", resume="latest")
     assert f"starts from {POINT_MASS.absolute()}" in "".join(capsys.readouterr())
@@ -346,8 +345,7 @@ def test_sac_starts_from_the_actor_of_the_file(golden: dict[str, Any], parts: Pa
 )
 def test_sac_refuses_the_actor_of_another_network(network: Any, message: str, golden: dict[str, Any]) -> None:
     config = for_sac(golden, **network)
-    with pytest.raises(ConfigError, match=message):
-        start_from_policy(build(config), config)
+    refused(lambda: start_from_policy(build(config), config), match=message)
 
 
 def test_sac_refuses_an_actor_of_other_observations(golden: dict[str, Any]) -> None:
@@ -473,8 +471,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         refused(pt_file.read_pt, file, word="not a torch file, or is damaged")
     refused(pt_file.read_pt, tmp_path, word="not a torch file, or is damaged")
-    with pytest.raises(FileNotFoundError):
-        pt_file.read_pt(tmp_path / "none.pt")
+    refused(pt_file.read_pt, tmp_path / "none.pt", error=FileNotFoundError)
 
 
 @cases(
@@ -504,8 +501,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 def test_content_that_no_version_writes_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     payload = torch.load(POINT_MASS, weights_only=True)
     torch.save({**payload, **change}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match=message):
-        pt_file.read_pt(tmp_path / "a.pt")
+    refused(pt_file.read_pt, tmp_path / "a.pt", match=message)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -543,8 +539,7 @@ def test_files_and_policies_that_do_not_fit_are_refused(
 
     saved = pt_file.read_pt(POINT_MASS)
     narrow = {key: x[:, :9] if x.ndim == 2 and x.shape[1] == 14 else x for key, x in saved.policy.items()}
-    with pytest.raises(ValueError, match=r"actor\.0\.weight is \[16, 9\] in the file and \[16, 14\] here"):
-        pt_state.restore(replace(saved, policy=narrow), config, parts)
+    refused(lambda: pt_state.restore(replace(saved, policy=narrow), config, parts), match=r"actor\.0\.weight is \[16,")
     wide = {**saved.policy, "log_std": np.float32([-7.0, 0.0])}
     clamped = parse_config(options(golden, policy__log_std_range=[-5.0, 2.0]))
     with pytest.raises(ValueError, match=r"set policy\.log_std_range to that"):
@@ -552,8 +547,7 @@ def test_files_and_policies_that_do_not_fit_are_refused(
 
     meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
     refused(pt_state.pt_payload, config, parts, parts.state, meta, layout="head", word="only the ActorCritic of 0.3")
-    with pytest.raises(ValueError, match=r"not a checkpoint of EmbodiChain 0\.3"):
-        pt_state.pt_payload(config, parts, parts.state, meta, like=SEED)
+    refused(pt_state.pt_payload, config, parts, parts.state, meta, like=SEED, match="not a checkpoint of EmbodiChain")
     squashed = parse_config(options(golden, policy__squash_actions=True))
     refused(pt_state.pt_payload, squashed, build(squashed), parts.state, meta, word="by tanh_normal")
 

@@ -15,7 +15,7 @@ from tables import cases, refused
 from tiny import tiny
 
 from ejax.collectors import HostCollector
-from ejax.config import ConfigError, RunConfig, load_config, parse_config
+from ejax.config import RunConfig, load_config, parse_config
 from ejax.distributions import action_spec
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.tasks.point_mass import PointMassRL
@@ -82,8 +82,7 @@ def test_a_factory_is_named_by_its_module_or_by_its_file() -> None:
 )
 def test_a_place_without_an_environment_is_refused(place: str, message: str) -> None:
     trust_strings([place])
-    with pytest.raises(ValueError, match=message):
-        make(place, num_envs=2)
+    refused(make, place, num_envs=2, match=message)
 
 
 def test_observations_actions_and_flags_cross() -> None:
@@ -255,8 +254,7 @@ def test_an_environment_that_cannot_reset_single_rows_is_told_of(
 ) -> None:
     env = started(Counting(partial=partial), row_reset_option=option)
     play(env, 2)
-    with pytest.raises(ValueError, match=message):
-        env.reset(SEEDS, np.array([False, True, False]))
+    refused(env.reset, SEEDS, np.array([False, True, False]), match=message)
 
 
 def test_a_row_that_is_not_finite_costs_one_episode(tmp_path: Path) -> None:
@@ -296,8 +294,7 @@ def broken(change: Any) -> Any:
 )
 def test_what_is_no_answer_of_a_vector_environment_is_refused(change: Any, message: str) -> None:
     env = started(broken(change))
-    with pytest.raises(ValueError, match=message):
-        play(env, 1)
+    refused(play, env, 1, match=message)
 
 
 def test_missing_parts_of_an_observation_are_named() -> None:
@@ -360,8 +357,7 @@ def with_metadata(mode: AutoresetMode) -> Any:
     ),
 )
 def test_an_environment_that_does_not_fit_is_refused(make_one: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        started(make_one(), **options)
+    refused(lambda: started(make_one(), **options), match=message)
 
 
 def test_info_may_be_none_or_a_tensordict() -> None:
@@ -393,16 +389,14 @@ def test_bfloat16_becomes_float32() -> None:
 def test_a_file_alone_does_not_start_an_environment_of_torch(tmp_path: Path) -> None:
     file = tmp_path / "train.json"
     file.write_text(json.dumps(config_for("torch_tasks:Counting")))
-    with pytest.raises(ConfigError, match=r"env\.id: .*add --trust torch_tasks:Counting to the command line"):
-        load_config(file)
+    refused(load_config, file, match=r"env\.id: .*add --trust torch_tasks:Counting to the command line")
     config = load_config(file, ["env.id=torch:torch_tasks:Counting"])
     assert config.env.id == "torch:torch_tasks:Counting"
 
 
 def test_options_that_the_factory_refuses_are_a_config_error() -> None:
     config = parse_config(config_for("torch_tasks:Counting", lenght=3))
-    with pytest.raises(ConfigError, match=r"env\.cfg.*unexpected keyword argument 'lenght'"):
-        build_env(config)
+    refused(build_env, config, match=r"env\.cfg.*unexpected keyword argument 'lenght'")
 
 
 @pytest.mark.slow

@@ -187,19 +187,16 @@ def test_one_changed_weight_is_found_even_under_a_new_hash(exported: Path, tmp_p
     directory = copy_of(exported, tmp_path / "tampered")
     file = directory / FORMATS[name].file
     add_to_weight(file, "actor.0.bias", (6,))
-    with pytest.raises(ParityError, match=f"changed since the export: {file.name}"):
-        verify(directory)
+    refused(verify, directory, match=f"changed since the export: {file.name}", error=ParityError)
     seal(directory, file.name)
-    with pytest.raises(ParityError, match=f"{name}: .* times what is allowed"):
-        verify(directory)
+    refused(verify, directory, match=f"{name}: .* times what is allowed", error=ParityError)
     assert verify_main([str(directory)]) == 1
 
 
 def test_a_missing_file_is_found(exported: Path, tmp_path: Path) -> None:
     directory = copy_of(exported, tmp_path / "incomplete")
     (directory / "contract.json").unlink()
-    with pytest.raises(ParityError, match=r"contract\.json"):
-        verify(directory)
+    refused(verify, directory, match=r"contract\.json", error=ParityError)
 
 
 def test_what_is_no_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -326,8 +326,7 @@ def test_one_nested_observation_gives_one_action(nested: Any) -> None:
 def test_an_observation_that_the_policy_cannot_read_is_an_error_that_says_so(obs: Any, message: str) -> None:
     policy, good = policy_with(), observations(2)
     twin = twin_of(policy, random_params(policy, good), good)
-    with pytest.raises(ValueError, match=message):
-        twin.act(obs)
+    refused(twin.act, obs, match=message)
 
 
 def test_parts_of_a_nested_observation_that_do_not_fit_are_named(nested: Any) -> None:
@@ -340,13 +339,11 @@ def test_parts_of_a_nested_observation_that_do_not_fit_are_named(nested: Any) ->
         ({**obs, "goal": obs["goal"][0]}, r"of one batch, got robot\.qpos \[2, 3\], robot\.qvel \[2, 2\], goal \[1\]"),
         (torch.zeros(2, 7), "give a nest of them"),
     ):
-        with pytest.raises(ValueError, match=message):
-            twin.act(wrong)
+        refused(twin.act, wrong, match=message)
 
 
 def test_an_export_that_lacks_what_it_takes_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"policy\.json: give a folder that ejax export RUN"):
-        interop_policy.load_policy(tmp_path / "none")
+    refused(interop_policy.load_policy, tmp_path / "none", match=r"policy\.json: give a", error=FileNotFoundError)
     policy, obs = policy_with(), observations(2)
     (tmp_path / "policy.json").write_text(spec_to_json(spec_of(policy, Observed(obs[0]))))
     with pytest.raises(FileNotFoundError, match=r"policy\.pt: give a folder .* with this format among its --formats"):
@@ -359,11 +356,9 @@ def test_an_export_that_lacks_what_it_takes_says_what_to_do(tmp_path: Path) -> N
         ([1], r"holds a list, a checkpoint is a mapping"),
     ):
         torch.save(content, tmp_path / "policy.pt")
-        with pytest.raises(ValueError, match=message):
-            interop_policy.load_policy(tmp_path)
+        refused(interop_policy.load_policy, tmp_path, match=message)
     (tmp_path / "policy.pt").write_bytes(b"hello")
-    with pytest.raises(ValueError, match=r"not a torch file, or is damaged|more than tensors"):
-        interop_policy.load_policy(str(tmp_path))
+    refused(interop_policy.load_policy, str(tmp_path), match=r"not a torch file, or is damaged|more than tensors")
 
 
 def odd_observation() -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from matplotlib import cbook
 from PIL import Image
-from tables import cases
+from tables import cases, refused
 
 from ejax.numerics.text import as_bytes
 from ejax.policies.pretrained import efficientnet, minilm
@@ -215,8 +215,7 @@ def test_a_program_reads_any_sentence_and_refuses_one_of_too_many_tokens() -> No
     read = found[0, :10]
     np.testing.assert_allclose([read.mean(axis=-1), read.std(axis=-1)], [[0.0] * 10, [1.0] * 10], atol=1e-5)
     np.testing.assert_array_equal(reader.encode(rows), found)
-    with pytest.raises(WeightsError, match=r"nowhere\.safetensors"):
-        TokenStates("nowhere.safetensors")
+    refused(TokenStates, "nowhere.safetensors", match=r"nowhere\.safetensors", error=WeightsError)
     with pytest.raises(ValueError, match=r"an instruction has at most 13 tokens, got 15: 'someone"):
         reader.encode(as_bytes("someone plays the guitar, and nobody at all is listening to it", 64))
 
@@ -260,13 +259,11 @@ def test_halves_become_float32(tmp_path: Path) -> None:
 )
 def test_what_is_no_state_dict_is_refused(tmp_path: Path, payload: Any, message: str) -> None:
     torch.save(payload, tmp_path / "w.pt")
-    with pytest.raises(WeightsError, match=message):
-        load_weights(tmp_path / "w.pt")
+    refused(load_weights, tmp_path / "w.pt", match=message, error=WeightsError)
 
 
 def test_a_damaged_torch_file_is_named(tmp_path: Path) -> None:
     torch.save(STATE, tmp_path / "w.pt")
     content = (tmp_path / "w.pt").read_bytes()
     (tmp_path / "w.pt").write_bytes(content[: len(content) // 2])
-    with pytest.raises(WeightsError, match=r"w\.pt is not a torch file, or is damaged"):
-        load_weights(tmp_path / "w.pt")
+    refused(load_weights, tmp_path / "w.pt", match=r"w\.pt is not a torch file, or is damaged", error=WeightsError)

@@ -282,8 +282,7 @@ def test_mistakes_are_named() -> None:
         (rollout, "pr122", wide, r"like one of obs: float32\[2, 2\], got float64\[2, 2\]"),
         (jax.tree.map(lambda x: x[:0], rollout), "head", last_obs, r"with T >= 1, got \[0, 2\]"),
     ):
-        with pytest.raises(ValueError, match=message):
-            rollout_to_dict(wrong, layout, last_obs=last)
+        refused(rollout_to_dict, wrong, layout, last_obs=last, match=message)
     refused(rollout_to_dict, rollout, "ned", word="no layout 'ned'; there is head, pr122, seed")
     for layout in ("head", "pr122"):
         refused(rollout_to_dict, rollout, layout, word="give last_obs")
@@ -307,11 +306,9 @@ def test_fields_of_different_batches_are_refused(
     rollout, last_obs = make_rollout()
     data = rollout_to_dict(rollout, layout, last_obs=last_obs)
     data[field] = change(data[field])
-    with pytest.raises(ValueError, match=message):
-        rollout_from_dict(data, layout)
+    refused(rollout_from_dict, data, layout, match=message)
     tensors = jax.tree.map(torch.from_numpy, data)
-    with pytest.raises(ValueError, match=message):
-        rollout_from_tensordict(tensors, layout)
+    refused(rollout_from_tensordict, tensors, layout, match=message)
 
 
 @pytest.mark.parametrize("copy", [True, False])
@@ -431,8 +428,7 @@ def test_arrays_of_an_observation_that_are_no_dense_numbers_are_refused() -> Non
     for kind in ("sparse", "nested", "meta", "complex", "objects"):
         obs = {"good": good, "odd": {"field": odd_fields()[kind]}}
         for convert in (flatten_dict_observation, lambda obs: dict_to_tensordict(obs, "cpu")):
-            with pytest.raises(ValueError, match=r"obs\.odd\.field must be an? (dense tensor|array) of numbers"):
-                convert(obs)
+            refused(convert, obs, match=r"obs\.odd\.field must be an? (dense tensor|array) of numbers")
     with pytest.raises(
         ValueError, match=r"must be dense, of real numbers; it holds a sparse_coo tensor float32\[2, 2\]"
     ):

@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 import pytest
 from small_flow import HORIZON, Flow, Wander, learned
-from tables import cases
+from tables import cases, refused
 from tiny import tiny
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
@@ -123,10 +123,8 @@ def test_an_observation_that_does_not_fit_is_refused_by_a_text_that_names_its_pa
     obs: dict[str, Any], text: str, address: str
 ) -> None:
     client, other = Client(f"ws://{address}"), Client(f"ws://{address}")
-    with pytest.raises(RuntimeError, match=text):
-        client.infer(obs)
-    with pytest.raises(ConnectionClosedError, match="1011"):
-        client.infer(OBS)
+    refused(client.infer, obs, match=text, error=RuntimeError)
+    refused(client.infer, OBS, match="1011", error=ConnectionClosedError)
     assert other.infer(OBS)["actions"].shape == (1, 3)
     other.close()
 
@@ -163,8 +161,7 @@ ARRAY = {b"__ndarray__": True, b"data": b"12345678", b"dtype": "<f4", b"shape": 
 )
 def test_a_message_that_is_no_observation_is_a_value_error(message: Any) -> None:
     assert unpack(msgpack.packb({"q": ARRAY}))["q"].shape == (2,)
-    with pytest.raises(ValueError, match=r"the message (cannot be read: .|is list)|there twice"):
-        unpack(message)
+    refused(unpack, message, match=r"the message (cannot be read: .|is list)|there twice")
 
 
 def test_who_sends_too_much_or_never_reads_harms_no_other(address: str) -> None:
@@ -188,8 +185,7 @@ def test_only_whoever_has_the_token_is_served_and_no_more_than_allowed() -> None
     with server(token=TOKEN, max_clients=1) as address:
         assert status() == status(Authorization="Bearer another one") == 401
         assert urllib.request.urlopen(f"http://{address}/healthz").read() == b"OK\n"
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(f"http://{address}/metadata")
+        refused(urllib.request.urlopen, f"http://{address}/metadata", match="401", error=urllib.error.HTTPError)
         request = urllib.request.Request(f"http://{address}/metadata", headers={"Authorization": f"Api-Key {TOKEN}"})
         client = Client(f"ws://{address}", TOKEN)
         client.infer(OBS)
@@ -259,8 +255,7 @@ def test_a_flow_of_a_run_goes_on_as_the_plan_that_a_client_sends(monkeypatch: py
         ({"continue.actions": plan["continue.actions"]}, "give both 'continue.actions' and 'continue.weights'"),
         (plan | {"continue.weights": np.ones(3)}, r"'continue.weights' is float64\[3\]; must be \[8\]"),
     ):
-        with pytest.raises(ValueError, match=text):
-            served.leaves({**obs, **wrong})
+        refused(served.leaves, {**obs, **wrong}, match=text)
 
 
 def test_requests_that_wait_are_one_batch_padded_and_answered_as_alone() -> None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import pytest
-from tables import cases
+from tables import cases, refused
 
 from benchmarks.kernel_counts.cost import Collective, Cost, instruction_cost
 from benchmarks.kernel_counts.hlo import Computation, Instruction, Module, Shape, parse
@@ -68,8 +67,7 @@ def loops() -> dict[str, Loop]:
 
 
 def test_text_that_is_no_module_is_refused() -> None:
-    with pytest.raises(ValueError, match="no HLO module: it has no ENTRY"):
-        parse("module @jit_f {}")
+    refused(parse, "module @jit_f {}", match="no HLO module: it has no ENTRY")
 
 
 def test_an_instruction_is_read_with_the_leaves_of_its_tuple() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
-from tables import cases
+from tables import cases, refused
 
 from ejax.logs.json_records import FactsError, read_facts
 
@@ -43,7 +43,5 @@ def test_what_is_no_such_file_is_refused_by_name(content: bytes, text: str, tmp_
 
 
 def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FactsError, match="cannot be read: Is a directory"):
-        read_facts(tmp_path, Facts)
-    with pytest.raises(FactsError, match="cannot be read: No such file"):
-        read_facts(tmp_path / "none.json", Facts)
+    refused(read_facts, tmp_path, Facts, match="cannot be read: Is a directory", error=FactsError)
+    refused(read_facts, tmp_path / "none.json", Facts, match="cannot be read: No such file", error=FactsError)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tables import refused
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 from tiny import tiny
@@ -104,8 +105,7 @@ def test_after_a_resume_every_step_is_there_once(tmp_path: Path) -> None:
 
 def test_a_new_run_in_a_used_directory_is_an_error(tmp_path: Path) -> None:
     _writer(tmp_path).close()
-    with pytest.raises(FileExistsError, match="resume that run"):
-        _writer(tmp_path)
+    refused(_writer, tmp_path, match="resume that run", error=FileExistsError)
 
 
 def test_closing_twice_is_harmless(tmp_path: Path) -> None:
@@ -166,8 +166,7 @@ def test_wandb_marks_a_run_that_raised_as_failed(tmp_path: Path, wandb_runs: lis
 
 def test_a_missing_wandb_is_an_error_that_tells_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # what import takes for "not installed"
-    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[wandb\]'"):
-        _writer(tmp_path, use_wandb=True)
+    refused(_writer, tmp_path, use_wandb=True, match=r"pip install -e '\.\[wandb\]'", error=ModuleNotFoundError)
     assert not list(tmp_path.iterdir())
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 from tiny import tiny
 
 import ejax
@@ -71,8 +71,7 @@ def test_samples_differ_from_call_to_call(actor: Actor, obs: np.ndarray) -> None
     *((np.zeros(14, kind), "^obs: got ") for kind in (np.complex64, "datetime64[s]")),
 )
 def test_another_observation_is_refused_by_its_form_and_its_numbers(actor: Actor, wrong: Any, word: str) -> None:
-    with pytest.raises(ValueError, match=word):
-        actor.act(wrong)
+    refused(actor.act, wrong, match=word)
 
 
 def test_lists_and_odd_arrays_act_as_plain_ones_and_actions_may_be_written_into(actor: Actor, obs: np.ndarray) -> None:
@@ -126,8 +125,7 @@ def test_a_policy_with_memory_remembers_until_it_is_reset(tmp_path: Path) -> Non
     assert not np.array_equal(first, again)
     np.testing.assert_array_equal(actor.act(np.asarray(envs.obs), starts=np.array([True, True])), first)
     for wrong in (np.array([1, 0]), np.ones(3, bool)):
-        with pytest.raises(ValueError, match=r"starts: got .*; must be bool \[2\]"):
-            actor.act(np.asarray(envs.obs), starts=wrong)
+        refused(actor.act, np.asarray(envs.obs), starts=wrong, match=r"starts: got .*; must be bool \[2\]")
     actor.reset()
     np.testing.assert_array_equal(actor.act(np.asarray(envs.obs)), first)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -20,8 +20,7 @@ def test_sentences_are_given_and_read_from_files(tmp_path: Path) -> None:
     file.write_text("red to the left\n\n  blue to the right \nred to the left\n")
     empty.write_text("\n")
     assert read_sentences(["go", str(file), "go"]) == ["go", "red to the left", "blue to the right"]
-    with pytest.raises(ValueError, match=r"empty\.txt has no sentence"):
-        read_sentences([str(empty)])
+    refused(read_sentences, [str(empty)], match=r"empty\.txt has no sentence")
 
 
 def test_the_policy_reads_the_sentence_in_every_row_of_the_observation() -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_flow import HORIZON, Flow, InUnits, Wander, learned
-from tables import cases
+from tables import cases, refused
 
 from ejax.evaluation import evaluate
 from ejax.play.chunks import ExecutedPolicy, MeasuredEnv
@@ -71,8 +71,7 @@ def test_rtc_freezes_what_is_executed_meanwhile_and_frees_the_end() -> None:
     (("ensemble", 8, -1), "allowed: none: the latency is out of range"),
 )
 def test_what_a_chunk_is_too_short_for_is_refused(rule: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        Execution(*rule)
+    refused(Execution, *rule, match=text)
 
 
 def test_guidance_of_0_is_the_mode_and_more_of_it_is_nearer_to_the_plan() -> None:

@@ -14,7 +14,7 @@ from flax import traverse_util
 from golden_pairs import load as load_golden
 from golden_vla_models import FILE, KINDS, small, write_folder
 from picture_task import CHUNK, TEXTS, PictureTask
-from tables import cases
+from tables import cases, refused
 
 from ejax.config import parse_config
 from ejax.config.data import DataConfig
@@ -127,8 +127,7 @@ def test_units_are_those_of_the_first_demonstrations() -> None:
     ({"sizes": {**SIZES, "max_words": 1}}, "an instruction of 2 words"),
 )
 def test_options_that_do_not_fit_are_refused(model: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        make(**model)
+    refused(make, **model, match=text)
 
 
 def test_an_exported_tokenizer_gives_the_same_tokens() -> None:
@@ -171,8 +170,7 @@ def test_a_folder_for_lerobot_acts_as_the_policy(tmp_path: Path) -> None:
     obs["prompt"] = jnp.asarray(np.stack([as_bytes(str(text), 64) for text in given["task"]]))
     chunk = jax.jit(lambda params, obs: read.apply(params, obs)[0].mode())(again, obs)
     np.testing.assert_allclose(chunk, given["action"], atol=1e-4)
-    with pytest.raises(FileExistsError, match="give a new folder"):
-        export_lerobot(policy, params, ENV, tmp_path / "folder")
+    refused(export_lerobot, policy, params, ENV, tmp_path / "folder", match="give a new folder", error=FileExistsError)
 
 
 def test_an_episodes_task_is_the_instruction_of_its_frames() -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 
 from ejax.policies.pretrained.weights import WeightsError, find_weights, fit_weights, load_weights
 from ejax.schema.registry import WEIGHT_READERS
@@ -94,14 +94,12 @@ def test_everything_that_does_not_fit_is_in_one_error() -> None:
 
 
 def test_a_left_name_is_listed_with_what_it_became() -> None:
-    with pytest.raises(WeightsError, match=r"1 of the file without a place: a\.b \(as c\.b\)"):
-        fit_weights({}, {"a.b": np.zeros(1)}, {"^a": "c"})
+    refused(fit_weights, {}, {"a.b": np.zeros(1)}, {"^a": "c"}, match="1 of the file without a", error=WeightsError)
 
 
 def test_two_arrays_for_one_leaf_are_refused() -> None:
     flat = {"a": np.zeros(1, np.float32), "b": np.zeros(1, np.float32)}
-    with pytest.raises(WeightsError, match=r"1 for a place that another has taken: b \(as a, which is a\)"):
-        fit_weights({"a": jnp.zeros(1)}, flat, {"b": "a"})
+    refused(fit_weights, {"a": jnp.zeros(1)}, flat, {"b": "a"}, match="1 for a place that another", error=WeightsError)
 
 
 def test_a_long_list_is_shortened_and_counted() -> None:
@@ -156,8 +154,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, keep: int) -> None:
     file = tmp_path / "w.safetensors"
     save_file(FLAT, file)
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(WeightsError, match=r"w\.safetensors is not a safetensors file, or is damaged"):
-        load_weights(file)
+    refused(load_weights, file, match=r"w\.safetensors is not a safetensors file, or is damaged", error=WeightsError)
 
 
 @pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F4", "F6_E2M3", "F6_E3M2"])
@@ -179,8 +176,7 @@ def test_bfloat16_is_read_right(tmp_path: Path) -> None:
 @cases("header", b'{"a":' + b"[" * 100_000, b"{" + b" " * 10, b'{"a":{"dtype":"I3"}}', b"[]", b"\xff")
 def test_a_strange_header_is_refused(header: bytes, tmp_path: Path) -> None:
     write_raw(tmp_path / "w.safetensors", header)
-    with pytest.raises(WeightsError, match=r"w\.safetensors is not a safetensors file, or is damaged"):
-        load_weights(tmp_path / "w.safetensors")
+    refused(load_weights, tmp_path / "w.safetensors", match=r"w\.safetensors is not a safetensors", error=WeightsError)
 
 
 def test_a_header_that_claims_more_than_a_file_can_hold_is_refused(tmp_path: Path) -> None:
@@ -188,18 +184,15 @@ def test_a_header_that_claims_more_than_a_file_can_hold_is_refused(tmp_path: Pat
         with (tmp_path / "w.safetensors").open("wb") as file:
             file.write(struct.pack("<Q", claimed))
             file.truncate(300 << 20)
-        with pytest.raises(WeightsError, match="is not a safetensors file, or is damaged"):
-            load_weights(tmp_path / "w.safetensors")
+        refused(load_weights, tmp_path / "w.safetensors", match="is not a safetensors file, or is", error=WeightsError)
     os.truncate(tmp_path / "w.safetensors", 2**41)
-    with pytest.raises(WeightsError, match="has 2199023255552 bytes; at most"):
-        load_weights(tmp_path / "w.safetensors")
+    refused(load_weights, tmp_path / "w.safetensors", match="has 2199023255552 bytes; at most", error=WeightsError)
 
 
 def test_a_missing_safetensors_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file(FLAT, tmp_path / "w.safetensors")
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(WeightsError, match="pip install safetensors"):
-        load_weights(tmp_path / "w.safetensors")
+    refused(load_weights, tmp_path / "w.safetensors", match="pip install safetensors", error=WeightsError)
 
 
 def test_a_missing_torch_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,14 +214,12 @@ def test_a_checkpoint_gives_the_policys_parameters(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, "some", {"train": {"params": {"a": jnp.zeros(1)}}}, {})
     (path / "meta.json").write_text(json.dumps({}))
-    with pytest.raises(WeightsError, match=r"some is damaged"):
-        load_weights(path)
+    refused(load_weights, path, match=r"some is damaged", error=WeightsError)
 
 
 def test_a_checkpoint_without_a_policy_is_refused(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, "some", {"other": jnp.zeros(1)}, {})
-    with pytest.raises(WeightsError, match=r"some has no policy in it"):
-        load_weights(path)
+    refused(load_weights, path, match=r"some has no policy in it", error=WeightsError)
 
 
 def test_a_folder_stands_for_its_one_weights_file(tmp_path: Path) -> None:
@@ -240,8 +231,7 @@ def test_a_folder_stands_for_its_one_weights_file(tmp_path: Path) -> None:
 def test_a_folder_with_several_needs_a_name(tmp_path: Path) -> None:
     for name in ("a.pth", "b.safetensors"):
         (tmp_path / name).touch()
-    with pytest.raises(WeightsError, match=r"has 2 weights files \(a\.pth, b\.safetensors\); name one"):
-        find_weights(tmp_path)
+    refused(find_weights, tmp_path, match=r"has 2 weights files \(a\.pth, b\.safetensors\); name", error=WeightsError)
 
 
 def test_model_safetensors_comes_before_others(tmp_path: Path) -> None:
@@ -252,16 +242,14 @@ def test_model_safetensors_comes_before_others(tmp_path: Path) -> None:
 
 def test_a_runs_folder_is_recognized(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(WeightsError, match="is the folder of a run; name one of"):
-        find_weights(tmp_path)
+    refused(find_weights, tmp_path, match="is the folder of a run; name one of", error=WeightsError)
 
 
 @pytest.mark.parametrize("name", ["nothing", "empty", "notes.txt"])
 def test_what_holds_no_weights_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(WeightsError, match=r"\.safetensors"):
-        find_weights(tmp_path / name)
+    refused(find_weights, tmp_path / name, match=r"\.safetensors", error=WeightsError)
 
 
 @pytest.mark.parametrize("name", ["some_weights", "some-weights", "some_weights/models/w.pth"])
@@ -274,8 +262,7 @@ def test_a_package_gives_the_weights_file_inside_and_is_not_imported(package: Pa
 @pytest.mark.parametrize("name", ["__main__", "math"])
 def test_a_module_without_a_folder_carries_no_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    with pytest.raises(WeightsError, match=f"no package '{name}' is installed"):
-        find_weights(f"package:{name}")
+    refused(find_weights, f"package:{name}", match=f"no package '{name}' is installed", error=WeightsError)
 
 
 def test_a_package_that_is_not_installed_is_named_with_its_remedy() -> None:
@@ -285,11 +272,9 @@ def test_a_package_that_is_not_installed_is_named_with_its_remedy() -> None:
 
 @pytest.mark.parametrize("name", ["", "../x", "os.path", "a b"])
 def test_what_names_no_package_is_refused(name: str) -> None:
-    with pytest.raises(WeightsError, match=r"names no package; write package:name"):
-        find_weights(f"package:{name}")
+    refused(find_weights, f"package:{name}", match=r"names no package; write package:name", error=WeightsError)
 
 
 def test_nothing_outside_the_package_is_read(package: Path) -> None:
     (package.parent / "other.pth").touch()
-    with pytest.raises(WeightsError, match="is not inside the package's folder"):
-        find_weights("package:some_weights/../other.pth")
+    refused(find_weights, "package:some_weights/../other.pth", match="is not inside the package's", error=WeightsError)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 
 from ejax.policies.pretrained.minilm import WordPiece, read_wordpiece
 
@@ -58,8 +58,7 @@ def test_a_batch_is_padded_at_the_end(tokenizer: WordPiece) -> None:
 
 
 def test_a_text_that_is_too_long_is_refused(tokenizer: WordPiece) -> None:
-    with pytest.raises(ValueError, match="at most 256 tokens, got 302: 'put"):
-        tokenizer.batch(["put " * 300])
+    refused(tokenizer.batch, ["put " * 300], match="at most 256 tokens, got 302: 'put")
 
 
 @cases(
@@ -74,5 +73,4 @@ def test_a_text_that_is_too_long_is_refused(tokenizer: WordPiece) -> None:
 )
 def test_another_file_is_refused(tmp_path: Path, file: str, text: str, complaint: str) -> None:
     (tmp_path / file).write_text(text)
-    with pytest.raises(ValueError, match=complaint):
-        read_wordpiece(tmp_path)
+    refused(read_wordpiece, tmp_path, match=complaint)

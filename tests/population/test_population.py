@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.tiny import EVALUATED, GRPO, STEPS, tiny
-from tables import cases
+from tables import cases, refused
 
 from ejax.algorithms.ppo import PPOConfig
 from ejax.algorithms.step import RunState, Step, repeat_step
@@ -105,8 +105,7 @@ def test_overrides_dotted_keys_and_the_canonical_form_say_the_same() -> None:
     ({"algorithm.cfg.optimizer.kwargs.eps": [1e-8, 1e-6], "exploit": {"every": 1}}, "range is not known"),
 )
 def test_what_cannot_be_a_population_is_refused(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
-        population(given)
+    refused(population, given, match=says.replace("(", r"\("))
 
 
 def test_a_population_of_an_earlier_version_is_read() -> None:
@@ -115,8 +114,7 @@ def test_a_population_of_an_earlier_version_is_read() -> None:
 
 
 def test_train_of_one_run_refuses_a_population() -> None:
-    with pytest.raises(ConfigError, match="train_population"):
-        train(population({"seeds": 2}))
+    refused(lambda: train(population({"seeds": 2})), match="train_population")
 
 
 def test_an_environment_outside_the_program_is_refused() -> None:
@@ -408,10 +406,8 @@ def test_who_wants_a_policy_gets_the_best_member_or_the_one_it_names(trained: Po
 
 @pytest.mark.slow
 def test_a_member_that_is_not_there_is_refused(trained: PopulationResult) -> None:
-    with pytest.raises(ValueError, match=r"got member 4; .* has 0 to 3"):
-        open_policy_run(trained.run_dir, 4)
-    with pytest.raises(ValueError, match="is not a population"):
-        open_policy_run(trained.run_dir / "members" / "0", 1)
+    refused(open_policy_run, trained.run_dir, 4, match=r"got member 4; .* has 0 to 3")
+    refused(open_policy_run, trained.run_dir / "members" / "0", 1, match="is not a population")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import pytest
 import yaml
-from tables import cases
+from tables import cases, refused
 from tiny import EVALUATED, NUM_ENVS, STEPS, tiny, tiny_sac
 
 from ejax.config import ConfigError, load_config, parse_config
@@ -166,8 +166,7 @@ def programs_of(config: Any) -> Any:
 
 def test_a_description_without_what_the_bounds_need_is_refused(tmp_path: Path) -> None:
     (path := tmp_path / "card.txtpb").write_text("gpu_device_info { core_count: 1 }")
-    with pytest.raises(ConfigError, match="has no fpus_per_core"):
-        find_card(str(path))
+    refused(find_card, str(path), match="has no fpus_per_core")
 
 
 CUDA12, CUDA13 = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -104,8 +104,7 @@ def test_a_table_that_cannot_be_read_is_an_error(
     tables: ModuleType, tmp_path: Path, header: str, line: str, error: str
 ) -> None:
     path = write(tmp_path / "a.csv", line, header=header)
-    with pytest.raises(tables.TableError, match=error):
-        tables.collect("a", tables.rows_of([path]), "avg_return")
+    refused(lambda: tables.collect("a", tables.rows_of([path]), "avg_return"), match=error, error=tables.TableError)
 
 
 def test_runs_become_a_table_that_says_the_same(tables: ModuleType, tmp_path: Path) -> None:

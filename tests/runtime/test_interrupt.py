@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from commands_under_way import wait_until
+from tables import refused
 from tiny import STEPS, tiny
 
 from ejax.runtime.process_exit import SIGNALS, StopRequested, interruptible, until_signal
@@ -59,8 +60,7 @@ def test_a_command_that_is_not_interrupted_is_ended_with_a_last_word(
 
 def test_what_the_body_returns_and_raises_is_passed_on() -> None:
     assert until_signal("ejax train", lambda: 2) == 2
-    with pytest.raises(ZeroDivisionError):
-        until_signal("ejax train", lambda: 1 // 0)
+    refused(until_signal, "ejax train", lambda: 1 // 0, error=ZeroDivisionError)
 
 
 def test_an_error_that_an_interruption_became_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
@@ -94,8 +94,7 @@ def test_a_run_heeds_the_first_signal_and_is_ended_by_a_second_ctrl_c(capfd: pyt
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
             send(number)
             assert interrupted()
-        with pytest.raises(StopRequested, match="SIGINT"):
-            send(signal.SIGINT)
+        refused(send, signal.SIGINT, match="SIGINT", error=StopRequested)
     said = capfd.readouterr().err
     assert said.startswith("SIGTERM: finishing the update under way, then saving") and said.count("\n") == 1
     assert [signal.getsignal(number) for number in SIGNALS] == formers

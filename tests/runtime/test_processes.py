@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from several_processes import two_processes
-from tables import cases
+from tables import cases, refused
 from tiny import tiny
 
 from ejax.config import ConfigError, parse_config
@@ -326,8 +326,7 @@ def test_what_processes_cannot_share_is_refused(
     monkeypatch.setattr("ejax.training.build.all_devices", lambda config: devices)
     monkeypatch.setattr("ejax.training.host_parts.process_count", lambda: 2)
     given = {**TINY, "trainer": {**TINY["trainer"], "collector": collector, "distributed": "schedule" not in collector}}
-    with pytest.raises(ConfigError, match=text):
-        build(parse_config(given))
+    refused(lambda: build(parse_config(given)), match=text)
 
 
 def test_metrics_of_several_collections_add_up_and_the_longest_wait_counts() -> None:
@@ -349,5 +348,4 @@ def test_a_schedulers_variable_that_is_no_number_is_refused_in_one_line(
     assert f"SLURM_NTASKS='{size}'; unset it" in capsys.readouterr().err
     monkeypatch.delenv("SLURM_NTASKS")
     monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(ConfigError, match="the environment has WORLD_SIZE="):
-        unjoined()
+    refused(unjoined, match="the environment has WORLD_SIZE=")

@@ -14,6 +14,7 @@ import slurm
 import yaml
 from jax._src.clusters.cluster import ClusterEnv
 from jax._src.clusters.k8s_cluster import K8sCluster
+from tables import refused
 from tiny import tiny
 
 from ejax.train import _parser
@@ -83,8 +84,7 @@ def test_processes_that_see_one_gpu_each_are_not_what_jax_expects(
     assert right in SCRIPT.read_text()
     (script := tmp_path / "wrong.sh").write_text(SCRIPT.read_text().replace(right, f"#SBATCH {wrong}\n"))
     last = tasks(script, tmp_path)[-1]
-    with pytest.raises(IndexError):
-        gpus_by_jax(last, monkeypatch)
+    refused(gpus_by_jax, last, monkeypatch, error=IndexError)
 
 
 def test_a_requeued_job_resumes(tmp_path: Path) -> None:
@@ -192,5 +192,4 @@ def test_the_manifest_has_the_schema_of_kubernetes(release: str) -> None:
     service, job = manifest()
     assert [schemas.validate(each, release, strict=True) for each in (service, job)] == [release, release]
     job["spec"]["paralelism"] = job["spec"].pop("parallelism")
-    with pytest.raises(schemas.ValidationError, match="paralelism"):
-        schemas.validate(job, release, strict=True)
+    refused(schemas.validate, job, release, strict=True, match="paralelism", error=schemas.ValidationError)

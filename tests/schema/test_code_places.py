@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import cases
+from tables import cases, refused
 from tiny import tiny
 
-from ejax.config import ConfigError, parse_config
+from ejax.config import parse_config
 from ejax.envs.manager.manager_spec import read_manager_spec
 from ejax.schema import trust
 from ejax.schema.code_places import main_module, note_code
@@ -88,8 +88,7 @@ def test_what_is_trusted_is_imported_from_where_it_lies(
 ) -> None:
     own = project(tmp_path / "own")
     run = made(own, monkeypatch, module)
-    with pytest.raises(ConfigError, match=f"trained with {own / PLACES[module]}"):
-        open_run_directory(run)
+    refused(open_run_directory, run, match=f"trained with {own / PLACES[module]}")
     trust_words([f"{module}:Env"])
     assert where(run, module) == "own"
     assert f"'{module}:Env' is taken from {own / PLACES[module]}" in capsys.readouterr().err
@@ -107,8 +106,7 @@ def test_whatever_a_run_names_is_found(
 ) -> None:
     own = project(tmp_path / "own")
     run = made(own, monkeypatch, **section)
-    with pytest.raises(ConfigError, match=f"trained with {own}/lift_task.py"):
-        open_run_directory(run)
+    refused(open_run_directory, run, match=f"trained with {own}/lift_task.py")
     trust_words([f"lift_task:{name}"])
     open_run_directory(run)
     assert trust.import_trusted(f"lift_task:{name}").__file__ == str(own / "lift_task.py")
@@ -120,8 +118,7 @@ def test_another_module_of_the_name_is_not_taken_instead(
     own = project(tmp_path / "own")
     run, here = made(own, monkeypatch), project(other_folder)
     trust_words(["lift_task:Env"])
-    with pytest.raises(ConfigError, match=f"is {here}/lift_task.py here, .* with {own}/lift_task.py; .*in PYTHONPATH"):
-        open_run_directory(run)
+    refused(open_run_directory, run, match=f"is {here}/lift_task.py here, .* with {own}/lift_task.py; .*in PYTHONPATH")
     for folder, taken in ((own, "own"), (here, "elsewhere")):
         another_process(monkeypatch, other_folder)
         trust_words(["lift_task:Env"])
@@ -145,8 +142,7 @@ def test_two_runs_with_functors_of_one_name_do_not_share_them(tmp_path: Path, mo
     first, second = (made(project(tmp_path / name), monkeypatch, **section) for name in ("first", "second"))
     trust_words(["lift_task:functor"])
     open_run_directory(first)
-    with pytest.raises(ConfigError, match=r"first/lift_task\.py here, .*second/lift_task\.py"):
-        open_run_directory(second)
+    refused(open_run_directory, second, match=r"first/lift_task\.py here, .*second/lift_task\.py")
 
 
 def test_changed_and_moved_code_is_told(
@@ -163,8 +159,7 @@ def test_changed_and_moved_code_is_told(
     moved = own.rename(tmp_path / "moved")
     another_process(monkeypatch, other_folder)
     trust_words(["lift_task:Env"])
-    with pytest.raises(ConfigError, match=f"trained with {own}/lift_task.py; start in the folder"):
-        open_run_directory(moved / run.name)
+    refused(open_run_directory, moved / run.name, match=f"trained with {own}/lift_task.py; start in the folder")
     another_process(monkeypatch, moved)
     trust_words(["lift_task:Env"])
     assert where(moved / run.name) == "own" and "from which" in capsys.readouterr().err
@@ -181,11 +176,9 @@ def test_the_place_that_a_strangers_run_notes_is_trusted_by_nobody(
     noted.parent.mkdir(exist_ok=True)
     noted.write_text("raise AssertionError('a stranger ran')")
     note(run, {"lift_task": f"0 {noted}"})
-    with pytest.raises(ConfigError, match="may not start"):
-        open_run_directory(run)
+    refused(open_run_directory, run, match="may not start")
     trust_words(["lift_task:Env"])
-    with pytest.raises(ConfigError, match="cannot be imported"):
-        open_run_directory(run)
+    refused(open_run_directory, run, match="cannot be imported")
 
 
 def note(run: Path, code: object) -> None:
@@ -200,8 +193,7 @@ def test_a_damaged_note_finds_nothing(code: object, tmp_path: Path, monkeypatch:
     run = made(project(tmp_path / "own"), monkeypatch)
     note(run, code)
     trust_words(["lift_task:Env"])
-    with pytest.raises(ConfigError, match="start in the folder that it lies in"):
-        open_run_directory(run)
+    refused(open_run_directory, run, match="start in the folder that it lies in")
 
 
 def test_what_is_installed_is_not_noted(tmp_path: Path) -> None:
@@ -222,8 +214,7 @@ def test_the_module_that_was_started_has_the_name_that_others_import_it_by(monke
 
 
 def test_a_class_of_a_notebook_is_told_apart() -> None:
-    with pytest.raises(trust.UntrustedCodeError, match="notebook"):
-        trust.check_trusted("__main__:NoSuchClass")
+    refused(trust.check_trusted, "__main__:NoSuchClass", match="notebook", error=trust.UntrustedCodeError)
 
 
 def test_a_program_names_its_own_module_as_others_import_it(

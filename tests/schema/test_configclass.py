@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import pytest
+from tables import refused
 
 from ejax.algorithms.grpo import GRPOConfig
 from ejax.algorithms.ppo import PPOConfig
@@ -27,14 +28,12 @@ def test_a_copy_has_other_values_in_the_named_fields(config: Any, method: str) -
 
 @pytest.mark.parametrize("changes", [{"gama": 0.5}, {"gamma": 1.5}], ids=["no such field", "out of range"])
 def test_options_are_checked_again(changes: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        PPOConfig().replace(**changes)
+    refused(lambda: PPOConfig().replace(**changes), match=next(iter(changes)))
 
 
 @pytest.mark.parametrize("changes", [{"buffer": 3}, {"buffer_size": 0}], ids=["no such field", "out of range"])
 def test_engine_options_are_checked_again(changes: dict[str, int]) -> None:
-    with pytest.raises((TypeError, ValueError), match=next(iter(changes))):
-        OnlineDataEngineCfg("reach:Reach").replace(**changes)
+    refused(lambda: OnlineDataEngineCfg("reach:Reach").replace(**changes), match=next(iter(changes)))
 
 
 def test_a_default_that_follows_another_field_follows_its_new_value() -> None:

@@ -5,8 +5,7 @@ from typing import Any
 import gymnasium
 import jax
 import jax.numpy as jnp
-import pytest
-from tables import cases
+from tables import cases, refused
 
 from ejax.runtime.tree_text import named_leaves
 from ejax.schema.paths import find, leaves, named, nest, part_names, unique, within
@@ -45,8 +44,7 @@ def test_names_that_would_be_equal_are_escaped_also_below_a_prefix(tree: Any) ->
     ({"": 0, "b": 0}, "texts that are not empty"),
 )
 def test_parts_of_an_observation_that_one_name_would_mean_are_refused(tree: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        named(tree)
+    refused(named, tree, match=text)
 
 
 def test_every_part_is_found_by_its_name_and_nests_as_it_was() -> None:
@@ -55,8 +53,7 @@ def test_every_part_is_found_by_its_name_and_nests_as_it_was() -> None:
     assert find(tree, "robot") == {"q.pos": 8, "q": 9}
     assert nest(leaves(tree)) == tree
     for missing in ("robot.q.pos.x", "observation", "", "b"):
-        with pytest.raises(KeyError):
-            find(tree, missing)
+        refused(find, tree, missing, error=KeyError)
 
 
 def test_a_group_is_one_part_or_all_of_a_section() -> None:
@@ -73,7 +70,5 @@ def test_spaces_are_named_as_their_observations() -> None:
 
 def test_two_of_one_name_are_refused() -> None:
     assert unique([("a", 1), ("b", 2)], "terms") == {"a": 1, "b": 2}
-    with pytest.raises(ValueError, match="two terms are called 'a'"):
-        unique([("a", 1), ("a", 1)], "terms")
-    with pytest.raises(ValueError, match="two parts are called '1'"):
-        part_names([(1,), ("1",)])
+    refused(unique, [("a", 1), ("a", 1)], "terms", match="two terms are called 'a'")
+    refused(part_names, [(1,), ("1",)], match="two parts are called '1'")

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from helpers.small_configs import make
-from tables import cases
+from tables import cases, refused
 
 from ejax.algorithms import ppo
 from ejax.algorithms.lookup import find_algorithm
@@ -65,8 +65,7 @@ def test_a_policy_of_ones_own_may_have_rules_of_its_own() -> None:
 
     register_policy("ruled", PolicyKind(make=ActorCritic, mlps=("actor", "critic"), problems=problems))
     assert make("policy.name=ruled", "policy.initial_log_std=1").policy.record.make is ActorCritic
-    with pytest.raises(ConfigError, match=r"policy\.initial_log_std: must be 1"):
-        make("policy.name=ruled")
+    refused(make, "policy.name=ruled", match=r"policy\.initial_log_std: must be 1")
     with pytest.raises(ConfigError, match=r"policy\.critic.*is missing: ruled needs"):
         make("policy.name=ruled", "policy.initial_log_std=1", "policy.critic=null")
 
@@ -149,8 +148,7 @@ def test_a_limit_of_a_mujoco_task_and_of_a_function() -> None:
     (PointMassRL, 1.5, r"must be an integer >= 1, got 1\.5"),
 )
 def test_a_limit_that_would_change_nothing_is_refused(made: Any, limit: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        register_env("Unlimited", made, max_episode_steps=limit)
+    refused(register_env, "Unlimited", made, max_episode_steps=limit, match=message)
     assert "Unlimited" not in registry.entries("env")
 
 
@@ -160,8 +158,7 @@ def test_a_registered_place_is_imported_when_resolved() -> None:
 
 
 def test_a_taken_name_is_refused_whatever_its_case() -> None:
-    with pytest.raises(ValueError, match=r"'PointMassRL' is registered already; pass override=True"):
-        register_env("pointmassrl", PointMassRL)
+    refused(register_env, "pointmassrl", PointMassRL, match=r"'PointMassRL' is registered already; pass override=True")
 
 
 def test_override_replaces() -> None:
@@ -171,8 +168,7 @@ def test_override_replaces() -> None:
 
 def test_an_unknown_name_lists_the_names_and_the_nearest() -> None:
     names = r"CartPoleRL, EmbodiedEnv, InstructedPlaceRL, PickPlaceRL.*Did you mean 'PushCubeRL'\?"
-    with pytest.raises(UnknownNameError, match=names):
-        resolve("env", "PushCubRL")
+    refused(resolve, "env", "PushCubRL", match=names, error=UnknownNameError)
 
 
 @pytest.mark.parametrize("name", ["ddpg", "TD3"])

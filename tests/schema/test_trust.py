@@ -22,7 +22,7 @@ from tables import cases, keys_of, refused
 from tiny import tiny
 
 from ejax import evaluate, replay, train
-from ejax.config import ConfigError, load_config, parse_config
+from ejax.config import load_config, parse_config
 from ejax.config.__main__ import main as config_main
 from ejax.config.embodichain.check import check
 from ejax.data import record, worker
@@ -255,8 +255,7 @@ def test_a_gym_config_that_a_program_refers_to_is_a_file(mark: Path, tmp_path: P
     lambda: place_of_task("evilmod:Task"),
 )
 def test_a_programs_calls_pass_the_same_gate(ask: Callable[[], Any], mark: Path) -> None:
-    with pytest.raises(UntrustedCodeError, match=r"\(found in .*evilmod\.py\) .* add --trust evilmod:"):
-        ask()
+    refused(ask, match=r"\(found in .*evilmod\.py\) .* add --trust evilmod:", error=UntrustedCodeError)
     assert not mark.exists()
 
 
@@ -353,8 +352,7 @@ def test_a_checkpoint_resumed_on_other_devices_runs_nothing(own_run: Path, tmp_p
             tmp_path / "meta.json",
             {"schema_version": 2, "versions": {}, "global_step": 0, "num_devices": 2, "config": saved},
         )
-        with pytest.raises(CheckpointError, match=reason):
-            rescale_for_devices(config, tmp_path, 1)
+        refused(rescale_for_devices, config, tmp_path, 1, match=reason, error=CheckpointError)
     assert not mark.exists()
 
 
@@ -367,8 +365,7 @@ def test_an_override_opens_the_gate_for_nothing_else_in_a_run(
         assert "is code that a file alone may not start" in capsys.readouterr().err
     config = parse_config(tree())
     changed = config.model_copy(update={"policy": config.policy.model_copy(update={"name": "evilpkg.sub:Policy"})})
-    with pytest.raises(ConfigError, match=r"evilpkg\.sub:Policy"):
-        elsewhere(changed, ["env.cfg.max_episode_steps=5"])
+    refused(elsewhere, changed, ["env.cfg.max_episode_steps=5"], match=r"evilpkg\.sub:Policy")
     assert not mark.exists()
 
 
@@ -401,8 +398,7 @@ def test_a_pickle_in_place_of_a_runs_file_is_not_read_as_one(
     schedule = tmp_path / "schedule.json"
     schedule.write_bytes(evil)
     collector = {"mode": "async", "replay_schedule": str(schedule)}
-    with pytest.raises(ConfigError, match="replay_schedule"):
-        build(parse_config(tree(trainer={"collector": collector})))
+    refused(lambda: build(parse_config(tree(trainer={"collector": collector}))), match="replay_schedule")
     assert not mark.exists()
     pickle.loads(evil)  # which does import it
     assert mark.exists()
@@ -457,8 +453,7 @@ def test_torchs_factory_passes_the_gate(mark: Path, tmp_path: Path) -> None:
 
     (tmp_path / "evil.py").write_text(MODULE.format(mark=str(mark)))
     for place in ("evilmod:Env", f"{tmp_path}/evil.py:Env"):
-        with pytest.raises(UntrustedCodeError, match=f"add --trust {place} to"):
-            make(place, num_envs=2)
+        refused(make, place, num_envs=2, match=f"add --trust {place} to", error=UntrustedCodeError)
         assert not mark.exists()
     trust.trust(f"torch:{tmp_path}/evil.py:Env")
     with pytest.raises(TypeError, match="num_envs"):  # it is no factory, but it is run
@@ -480,10 +475,8 @@ def test_a_refusal_is_safe_to_show_and_to_copy() -> None:
     with pytest.raises(UntrustedCodeError) as error:
         trust.check_trusted("evil" + "x" * 10**6 + ":Env")
     assert len(str(error.value)) < 400
-    with pytest.raises(UntrustedCodeError, match=r"\(there is no file of 'no_such_module\.env' here\)"):
-        trust.check_trusted("no_such_module.env:Env")
-    with pytest.raises(UntrustedCodeError, match=r"--trust '\$\(boom\)\.py:Env'"):
-        trust.check_trusted("$(boom).py:Env")
+    refused(trust.check_trusted, "no_such_module.env:Env", match=r"\(there is no file of", error=UntrustedCodeError)
+    refused(trust.check_trusted, "$(boom).py:Env", match=r"--trust '\$\(boom\)\.py:Env'", error=UntrustedCodeError)
 
 
 def test_the_option_takes_names_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -525,18 +518,15 @@ def test_a_worker_imports_what_its_order_names(mark: Path) -> None:
     """Its owner has asked the gate; the worker is another process."""
     worker._make_task(pickle.dumps(("evilmod:Env", {})))
     assert mark.exists()
-    with pytest.raises(UntrustedCodeError):
-        resolve("policy", "evilmod:Policy")
+    refused(resolve, "policy", "evilmod:Policy", error=UntrustedCodeError)
 
 
 def test_a_worker_lets_through_what_its_owner_does_and_no_more(mark: Path) -> None:
-    with pytest.raises(UntrustedCodeError):
-        check_trusted("evilmod:Env")
+    refused(check_trusted, "evilmod:Env", error=UntrustedCodeError)
     trust.trust("evilmod:Env")
     check_trusted("evilmod:Env")
     assert trusted() == {"evilmod:Env"} and not mark.exists()
-    with pytest.raises(UntrustedCodeError):
-        check_trusted("evilmod:Policy")
+    refused(check_trusted, "evilmod:Policy", error=UntrustedCodeError)
 
 
 def test_a_workers_order_is_in_a_folder_of_its_owner_only() -> None:

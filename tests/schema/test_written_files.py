@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tables import cases
+from tables import cases, refused
 
 from ejax.schema.plain_files import ExpansionError, a_path, expanded, is_side_file, read_json, read_text
 from ejax.schema.writing import LinkError, append_file, make_folder, move, new_file, replace_file, replacing
@@ -154,12 +154,10 @@ def test_what_stands_for_nothing_is_refused_by_name(
     path: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ExpansionError, match=re.escape(named)):
-        expanded(path)
+    refused(expanded, path, match=re.escape(named), error=ExpansionError)
     (tmp_path / path).mkdir(parents=True)  # a folder may have any name, but ~ means home
     if path[0] == "~":
-        with pytest.raises(ExpansionError, match=re.escape(named)):
-            expanded(path)
+        refused(expanded, path, match=re.escape(named), error=ExpansionError)
     else:
         assert expanded(path) == path
 

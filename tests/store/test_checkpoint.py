@@ -15,7 +15,7 @@ import pytest
 from damages import DAMAGES, damage
 from flax import struct
 from kills import Killed, kill_at
-from tables import cases
+from tables import cases, refused
 
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.runtime.sharding import make_mesh, sharded
@@ -139,8 +139,7 @@ def test_a_key_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
         (jax.random.key_data(key), r"key is key<fry>\[\], this run needs uint32\[2\]"),
         (jax.random.key(0, impl="rbg"), r"key is uint32\[2\], this run needs uint32\[4\]"),
     ):
-        with pytest.raises(CheckpointError, match=text):
-            load_checkpoint(path, {"key": wanted, "other": jnp.zeros(1)})
+        refused(load_checkpoint, path, {"key": wanted, "other": jnp.zeros(1)}, match=text, error=CheckpointError)
     path = save_checkpoint(tmp_path, "a_step_1", {"key": jax.random.key(0, impl="rbg")}, {"global_step": 1})
     with pytest.raises(CheckpointError, match=r"key is key<rbg>\[\], this run needs key<urbg>\[\]"):
         load_checkpoint(path, {"key": jax.random.key(0, impl="unsafe_rbg")})
@@ -196,26 +195,22 @@ def test_damage_to_each_file_is_noticed_and_named(how: str, saved: Path, tmp_pat
 def test_a_meta_of_another_form_is_refused_though_its_digest_agrees(content: str, text: str, own: Path) -> None:
     (own / "meta.json").write_text(content)
     write_digests(own)
-    with pytest.raises(CheckpointError, match=text):
-        verify_checkpoint(own)
+    refused(verify_checkpoint, own, match=text, error=CheckpointError)
 
 
 def test_an_emptied_state_is_refused_though_the_digests_agree(own: Path) -> None:
     for file in (own / "state").iterdir():
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     write_digests(own)
-    with pytest.raises(CheckpointError, match="state is empty"):
-        load_checkpoint(own, make_state())
+    refused(lambda: load_checkpoint(own, make_state()), match="state is empty", error=CheckpointError)
     (own / "state").rmdir()
-    with pytest.raises(CheckpointError, match="has no folder state"):
-        load_checkpoint(own, make_state())
+    refused(lambda: load_checkpoint(own, make_state()), match="has no folder state", error=CheckpointError)
 
 
 def test_arrays_that_cannot_be_read_are_refused_though_the_digests_agree(own: Path) -> None:
     damage(data_file(own), "cut in half")
     write_digests(own)
-    with pytest.raises(CheckpointError, match="is damaged: state cannot be read"):
-        load_checkpoint(own, make_state())
+    refused(lambda: load_checkpoint(own, make_state()), match="is damaged: state cannot be read", error=CheckpointError)
 
 
 def without_last_line(path: Path) -> None:
@@ -233,8 +228,7 @@ def without_last_line(path: Path) -> None:
 )
 def test_what_is_no_whole_checkpoint_is_refused(change: Callable[[Path], Any], text: str, own: Path) -> None:
     change(own)
-    with pytest.raises(CheckpointError, match=text):
-        verify_checkpoint(own)
+    refused(verify_checkpoint, own, match=text, error=CheckpointError)
 
 
 def other(change: Callable[..., Any]) -> Any:
@@ -251,8 +245,7 @@ def other(change: Callable[..., Any]) -> Any:
     (lambda p: p.pop("w"), r"has train\.params\.params\.w, which this run does not"),
 )
 def test_a_leaf_that_does_not_fit_is_named(saved: Path, change: Callable[..., Any], text: str) -> None:
-    with pytest.raises(CheckpointError, match=text):
-        load_checkpoint(saved, other(change))
+    refused(lambda: load_checkpoint(saved, other(change)), match=text, error=CheckpointError)
 
 
 def test_an_interrupted_save_leaves_nothing_to_find_and_the_next_save_clears_it(tmp_path: Path) -> None:
@@ -267,8 +260,7 @@ def test_a_save_that_fails_keeps_the_checkpoint_before_it(own: Path, monkeypatch
         raise OSError("no space left")
 
     monkeypatch.setattr("ejax.store.checkpoint.sync", no_space)
-    with pytest.raises(OSError, match="no space"):
-        save_checkpoint(own.parent, own.name, make_state(seed=1), {})
+    refused(lambda: save_checkpoint(own.parent, own.name, make_state(seed=1), {}), match="no space", error=OSError)
     monkeypatch.undo()
     assert_holds(own, seed=0)
 
@@ -349,8 +341,7 @@ def test_the_newest_checkpoint_is_found_and_damaged_ones_are_reported(run: RunDi
     assert len(reports) == 1 and "a_step_20 is damaged" in reports[0] and name in reports[0]
     flip(run.checkpoints / "a_step_10")
     for which, text in (("latest", "all 2 are damaged"), ("best", r"no best checkpoint.*none yet")):
-        with pytest.raises(CheckpointError, match=text):
-            run.find(which, lambda _: None)
+        refused(run.find, which, lambda _: None, match=text, error=CheckpointError)
 
 
 def test_only_the_newest_checkpoints_and_one_best_are_kept(run: RunDirectory) -> None:
@@ -396,5 +387,4 @@ def test_counts_of_a_meta_are_those_of_the_state(meta: dict[str, Any], named: st
     if named is None:
         assert int(load_checkpoint(path, state)[0].update) == 2
     else:
-        with pytest.raises(CheckpointError, match=rf"is damaged: .*meta.json.*{named}"):
-            load_checkpoint(path, state)
+        refused(load_checkpoint, path, state, match=rf"is damaged: .*meta.json.*{named}", error=CheckpointError)

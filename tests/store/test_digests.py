@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tables import cases
+from tables import cases, refused
 
 from ejax.store.digests import DamagedError, check_digests, write_digests
 
@@ -46,29 +46,25 @@ def test_a_whole_folder_passes_and_is_only_read(folder: Path) -> None:
 )
 def test_each_difference_is_named(damage: Callable[[Path], object], text: str, folder: Path) -> None:
     damage(folder)
-    with pytest.raises(DamagedError, match=text):
-        check_digests(folder)
+    refused(check_digests, folder, match=text, error=DamagedError)
 
 
 def test_a_file_and_its_line_that_are_gone_together_are_missed(folder: Path) -> None:
     """The list has a digest of its own."""
     (folder / "a").unlink()
     listing(folder, lambda lines: lines[1:])
-    with pytest.raises(DamagedError, match="SHA256 was changed"):
-        check_digests(folder)
+    refused(check_digests, folder, match="SHA256 was changed", error=DamagedError)
 
 
 def test_a_list_names_no_file_from_elsewhere(folder: Path) -> None:
     (folder.parent / "elsewhere").write_text("1")
     listing(folder, lambda lines: [lines[0].replace("  a", "  ../elsewhere"), *lines[1:]])
     (folder / "a").unlink()
-    with pytest.raises(DamagedError, match=r"\.\./elsewhere is missing"):
-        check_digests(folder)
+    refused(check_digests, folder, match=r"\.\./elsewhere is missing", error=DamagedError)
 
 
 @pytest.mark.parametrize("name", ["a", "deep"])
 def test_a_symbolic_link_is_refused_whatever_it_leads_to(name: str, folder: Path) -> None:
     (folder / name).rename(folder.parent / "elsewhere")
     (folder / name).symlink_to(folder.parent / "elsewhere")
-    with pytest.raises(DamagedError, match=f"{name} is a symbolic link"):
-        check_digests(folder)
+    refused(check_digests, folder, match=f"{name} is a symbolic link", error=DamagedError)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases
+from tables import cases, refused
 
 from ejax.algorithms.replay_buffer import Replay, Steps, Transition, without_rows
 from ejax.store import replay_rows
@@ -123,8 +123,7 @@ def test_links_keep_their_digests_and_a_damage_that_two_checkpoints_share_is_nam
     (first / "replay/0_0_000001.rows").write_bytes(b"damaged")
     second = save(tmp_path / "b", make_replay([41]), first)
     for path in (first, second):
-        with pytest.raises(CheckpointError, match=r"is damaged: replay/0_0_000001\.rows was changed"):
-            verify_checkpoint(path)
+        refused(verify_checkpoint, path, match=r"is damaged: replay/0_0_000001\.rows was", error=CheckpointError)
 
 
 def resealed(path: Path, file: str, edit: Any) -> Path:
@@ -194,8 +193,7 @@ def test_a_missing_segment_is_named(tmp_path: Path) -> None:
 )
 def test_a_buffer_of_another_form_is_refused_with_both(like: Replay, text: str, tmp_path: Path) -> None:
     path = save(tmp_path / "a", make_replay([40]))
-    with pytest.raises(CheckpointError, match=text):
-        load_checkpoint(path, {"own": like, "step": jnp.int32(0)})
+    refused(load_checkpoint, path, {"own": like, "step": jnp.int32(0)}, match=text, error=CheckpointError)
 
 
 def test_without_links_there_are_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from kills import Killed, kill_at
-from tables import cases
+from tables import cases, refused
 from tiny import tiny
 
 import ejax
@@ -60,8 +60,7 @@ def test_a_folder_that_cannot_be_written_is_taken_back(tmp_path: Path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("ejax.schema.plain_files.os.replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        create_run_directory(config("tiny"), tmp_path / "tiny")
+    refused(lambda: create_run_directory(config("tiny"), tmp_path / "tiny"), match="No space left", error=OSError)
     assert not (tmp_path / "tiny").exists()
 
 
@@ -73,17 +72,14 @@ def test_a_name_is_not_the_beginning_of_a_name(tmp_path: Path) -> None:
     assert open_run_directory(tmp_path / "push_cube_bc")[0] == RunDirectory(other, "push_cube_bc")
     assert cloned != other
     for name in ("push_cube", "push", "*", "push_cube_b?"):
-        with pytest.raises(FileNotFoundError, match="no run of"):
-            newest_run(tmp_path, name)
+        refused(newest_run, tmp_path, name, match="no run of", error=FileNotFoundError)
 
 
 def test_a_mistyped_name_is_answered_by_the_nearest_one(tmp_path: Path) -> None:
     make(tmp_path, "sweep", 1)
     make(tmp_path, "walk", 2)
-    with pytest.raises(FileNotFoundError, match=r"name the folder of a run\. Did you mean 'sweep'\?"):
-        newest_run(tmp_path, "swep")
-    with pytest.raises(FileNotFoundError, match=r"folder of a run$"):
-        newest_run(tmp_path, "nothing alike")
+    refused(newest_run, tmp_path, "swep", match=r"name the folder of a run\. Did you mean", error=FileNotFoundError)
+    refused(newest_run, tmp_path, "nothing alike", match=r"folder of a run$", error=FileNotFoundError)
 
 
 def test_a_run_whose_name_cannot_be_read_is_not_passed_over(tmp_path: Path) -> None:
@@ -93,8 +89,7 @@ def test_a_run_whose_name_cannot_be_read_is_not_passed_over(tmp_path: Path) -> N
     for path in (damaged, other):
         (path / "configs" / "resolved.json").write_text("{")
     assert newest_run(tmp_path, "tiny") == damaged
-    with pytest.raises(CheckpointError, match=r"configs of run .* are damaged"):
-        open_run_directory(tmp_path / "tiny")
+    refused(open_run_directory, tmp_path / "tiny", match=r"configs of run .* are damaged", error=CheckpointError)
 
 
 @pytest.mark.parametrize("file", ["resolved.json", "versions.json", "SHA256"])
@@ -119,8 +114,7 @@ def test_configs_without_digests_are_read_with_care(text: str, run: Path) -> Non
     (run / "configs" / "SHA256").unlink()
     assert open_run_directory(run)[1] == config("tiny")
     (run / "configs" / "resolved.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"are damaged: .*resolved\.json"):
-        open_run_directory(run)
+    refused(open_run_directory, run, match=r"are damaged: .*resolved\.json", error=CheckpointError)
 
 
 def test_what_others_put_beside_the_configs_does_not_matter(run: Path) -> None:
@@ -212,8 +206,7 @@ def test_a_run_that_another_process_trains_is_refused_and_left_as_it_is(run: Pat
             text = f"is in use by process {owner.pid} on {socket.gethostname()}; wait until it ends"
             if "fork" in arguments:
                 text = "no best checkpoint|no latest checkpoint"
-            with pytest.raises(CheckpointError, match=text):
-                train(config("tiny"), run_dir=run, **arguments)
+            refused(train, config("tiny"), run_dir=run, **arguments, match=text, error=CheckpointError)
         assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == files
         open_run_directory(run)
         owner.communicate()

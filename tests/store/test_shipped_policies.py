@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from tables import refused
 
 from ejax.config import load_config
 from ejax.config.shipped import POLICIES, main, shipped_policies
@@ -73,23 +74,18 @@ def test_what_is_in_the_working_folder_wins() -> None:
     create_run_directory(load_config("point_mass/ppo", device="cpu"), own)
     assert find_run(Path("point_mass"), policy=True) == own
     Path("point_mass").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"point_mass is not a run"):
-        find_run(Path("point_mass"), policy=True)
-    with pytest.raises(FileNotFoundError, match="no run of 'push_cube' in outputs"):
-        find_run(Path("outputs/push_cube"), policy=True)
+    refused(find_run, Path("point_mass"), policy=True, match=r"point_mass is not a run", error=FileNotFoundError)
+    refused(find_run, Path("outputs/push_cube"), policy=True, match="no run of 'push_cube' in", error=FileNotFoundError)
 
 
 def test_an_unknown_name_lists_them() -> None:
-    with pytest.raises(FileNotFoundError, match=r"point_mass, push_cube\. Did you mean 'push_cube'\?"):
-        open_policy_run(Path("push_cub"))
+    refused(open_policy_run, Path("push_cub"), match=r"point_mass, push_cube\. Did you mean", error=FileNotFoundError)
 
 
 def test_what_needs_the_training_says_what_to_do() -> None:
-    with pytest.raises(FileNotFoundError, match=r"policy\.init_from=point_mass starts a new run"):
-        find_run(Path("point_mass"))
+    refused(find_run, Path("point_mass"), match=r"policy\.init_from=point_mass starts a new", error=FileNotFoundError)
     checkpoint = open_policy_run(Path("point_mass"))[0].find("latest", pytest.fail)
-    with pytest.raises(CheckpointError, match=r"policy\.init_from"):
-        load_checkpoint(checkpoint, {})
+    refused(load_checkpoint, checkpoint, {}, match=r"policy\.init_from", error=CheckpointError)
 
 
 def test_a_run_begins_with_one() -> None:

@@ -6,9 +6,8 @@ import flax.linen as nn
 import gymnasium
 import jax
 import numpy as np
-import pytest
 from helpers.tiny import NETWORK, tiny
-from tables import cases
+from tables import cases, refused
 
 import ejax
 from ejax.config import parse_config
@@ -53,8 +52,7 @@ def test_networks_may_be_objects() -> None:
     ids=["no networks", "unknown key", "unknown name", "no section", "one space", "both", "device", "odd actions"],
 )
 def test_what_cannot_be_made_is_refused(arguments: tuple[Any, ...], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        build_policy(*arguments)
+    refused(build_policy, *arguments, match=text)
 
 
 def test_the_documents_names_are_ejaxs() -> None:

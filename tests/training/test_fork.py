@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from tables import cases
+from tables import cases, refused
 from tiny import EPISODE, EVALUATED, tiny
 
 from ejax.algorithms.sac import SACConfig
@@ -161,14 +161,12 @@ def test_a_fork_that_would_be_over_is_refused_and_leaves_no_folder(parent: Path,
 
 def test_a_state_with_other_arrays_is_refused(parent: Path, tmp_path: Path) -> None:
     raw = tiny(tmp_path, iterations=6, num_envs=8)
-    with pytest.raises(CheckpointError, match=r"envs"):
-        train(parse_config(raw), fork=checkpoint(parent, 64))
+    refused(lambda: train(parse_config(raw), fork=checkpoint(parent, 64)), match=r"envs", error=CheckpointError)
 
 
 @pytest.mark.slow
 def test_fork_and_resume_are_two_things(parent: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give one of them"):
-        train(parse_config(tiny(tmp_path)), fork=parent, resume="latest")
+    refused(lambda: train(parse_config(tiny(tmp_path)), fork=parent, resume="latest"), match="give one of them")
     assert main(["--fork", str(parent), "--resume", "latest"]) == 2
 
 

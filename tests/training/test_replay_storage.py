@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from damages import same, what_is_left
-from tables import cases
+from tables import cases, refused
 from tiny import tiny_sac
 
 from ejax.algorithms.host_rows import HostRows
@@ -59,8 +59,7 @@ def test_a_run_that_changes_its_storage_at_each_resume_has_the_bits_of_one_on_th
 def test_a_resume_takes_the_storage_of_its_own_config_also_on_other_devices() -> None:
     saved = parse_config(stored("device"), ["algorithm.cfg.replay.strata=4"])
     now = parse_config(stored("shared", Path("/dev/shm")))
-    with pytest.raises(CheckpointError, match=r"replay\.strata is 4 in the run and null now$"):
-        check_same_run(now, saved)
+    refused(check_same_run, now, saved, match=r"replay\.strata is 4 in the run and null now$", error=CheckpointError)
     cfg: Any = with_changes(saved.algorithm.cfg, now.algorithm.cfg)
     assert (cfg.replay.storage, cfg.replay.folder, cfg.replay.strata) == ("shared", "/dev/shm", 4)
 
@@ -133,15 +132,13 @@ def test_a_state_from_before_the_last_update_has_no_rows_to_save(tmp_path: Path)
     keys = jax.random.split(jax.random.key(0), 1)
     after, *_ = add_and_take(before, pictures(0), draws(keys), gamma=0.9)
     save_rows(tmp_path / "a", [after], None)
-    with pytest.raises(RuntimeError, match="a later update wrote over them; load them from a checkpoint"):
-        save_rows(tmp_path / "b", [before], None)
+    refused(save_rows, tmp_path / "b", [before], None, match="a later update wrote over them; load", error=RuntimeError)
     fresh, others = rings("host", tmp_path)
     (rows,) = load_rows(tmp_path / "a", [fresh], [after])
     jax.tree.map(np.testing.assert_array_equal, rows.pages(), after.rows.pages())
     del memories, others
     gc.collect()
-    with pytest.raises(RuntimeError, match="that held them are gone"):
-        rows.pages()
+    refused(rows.pages, match="that held them are gone", error=RuntimeError)
 
 
 @cases(

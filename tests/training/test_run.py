@@ -18,7 +18,7 @@ import pytest
 from commands_under_way import start_process, wait_for_checkpoint
 from damages import asynchronous_run, damage, outcome, same, what_is_left
 from kills import Killed, kill_at
-from tables import cases
+from tables import cases, refused
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import ConfigError, bind, parse_config
@@ -123,8 +123,7 @@ def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(
         train(run_config, run_dir=tmp_path / "run")
     assert len((tmp_path / "run/logs/metrics.jsonl").read_text().splitlines()) == 3
     monkeypatch.setattr(DeviceStepper, "start", None)  # nor does it become a folder without a run when that fails
-    with pytest.raises(TypeError):
-        train(run_config, resume="latest", run_dir=tmp_path / "run")
+    refused(train, run_config, resume="latest", run_dir=tmp_path / "run")
     monkeypatch.undo()
     capsys.readouterr()
     result = train(run_config, resume="latest", run_dir=tmp_path / "run")
@@ -155,8 +154,7 @@ def test_what_was_trained_before_an_evaluation_that_fails_is_kept(
         return fail if len(evaluations) == number else begin(self, params)
 
     monkeypatch.setattr(DeviceEvaluator, "begin", begin_or_fail)
-    with pytest.raises(ArithmeticError, match="left the table"):
-        train(run_config, run_dir=tmp_path / "run")
+    refused(train, run_config, run_dir=tmp_path / "run", match="left the table", error=ArithmeticError)
     monkeypatch.undo()
     newest = RunDirectory(tmp_path / "run", "tiny").periodic()[0]
     assert verify_checkpoint(newest)["num_updates"] == saved_at
@@ -343,8 +341,7 @@ def test_a_run_leaves_what_is_needed_to_repeat_it(tmp_path: Path) -> None:
 def test_a_new_run_does_not_overwrite_an_old_one(tmp_path: Path) -> None:
     raw = config(tmp_path, updates=1)
     train(parse_config(raw), run_dir=tmp_path / "run")
-    with pytest.raises(FileExistsError, match="--resume latest"):
-        train(parse_config(raw), run_dir=tmp_path / "run")
+    refused(lambda: train(parse_config(raw), run_dir=tmp_path / "run"), match="--resume latest", error=FileExistsError)
 
 
 @pytest.mark.slow

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict
+from tables import refused
 from tiny import EPISODE, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.algorithms.record import Algorithm, ResetPolicy
 from ejax.algorithms.step import RunState, Step, finish, init_run_state, make_rollout_step, spread_episodes
-from ejax.config import ConfigError, parse_config
+from ejax.config import parse_config
 from ejax.distributions import Normal, action_spec
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import OptimizerConfig, ScheduleConfig, make_optimizer
@@ -147,12 +148,10 @@ def test_first_episodes_at_random_steps_end_apart_and_begin_as_others_do() -> No
 
 def test_first_episodes_at_random_steps_need_a_count_of_steps() -> None:
     envs = EnvCarry(state={"clock": jnp.zeros(4)}, obs=jnp.zeros((4, 2)))
-    with pytest.raises(ValueError, match="PointMassRL has no episode_step in its state"):
-        spread_episodes(PointMassRL(), envs, KEY)
+    refused(lambda: spread_episodes(PointMassRL(), envs, KEY), match="PointMassRL has no episode_step in its state")
 
 
 @pytest.mark.parametrize("mode", ["host", "async"])
 def test_first_episodes_at_random_steps_are_refused_where_environments_are_stepped_outside(mode: str) -> None:
     config = parse_config(tiny(init_at_random_ep_len=True, collector={"mode": mode}))
-    with pytest.raises(ConfigError, match=r"trainer.init_at_random_ep_len: got true, which is for environments inside"):
-        build(config)
+    refused(build, config, match=r"trainer.init_at_random_ep_len: got true, which is for environments inside")

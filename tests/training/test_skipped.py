@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from failing_env import Failing
-from tables import cases
+from tables import cases, refused
 from tiny import EVALUATED, NUM_STEPS, STEPS, tiny
 
 from ejax.config import parse_config
@@ -65,8 +65,7 @@ def test_a_refusal_says_in_one_line_what_was_not_finite_and_what_to_do(metrics: 
     message = str(caught.value)
     assert "last checkpoint: RUN/checkpoints/tiny_step_96" in message and "learning_rate" in message
     assert "\n" not in message and len(message) < 600
-    with pytest.raises(NonFiniteUpdateError, match="last checkpoint: none"):
-        refuse_nonfinite(7, told, None)
+    refused(refuse_nonfinite, 7, told, None, match="last checkpoint: none", error=NonFiniteUpdateError)
 
 
 def test_a_sound_update_and_one_skipped_on_purpose_are_not_refused() -> None:

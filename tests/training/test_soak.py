@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import refused
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 
@@ -39,13 +40,11 @@ WRONG = {
 @pytest.mark.parametrize("plant", WRONG)
 def test_every_planted_bug_is_found_for_what_it_is(soak: Any, plant: str, tmp_path: Path) -> None:
     assert set(soak.PLANTS) == set(WRONG)
-    with pytest.raises(AssertionError, match=WRONG[plant]):
-        soak.one_round(0, tmp_path, soak.SOUND, plant)
+    refused(soak.one_round, 0, tmp_path, soak.SOUND, plant, match=WRONG[plant], error=AssertionError)
 
 
 def test_a_plant_that_is_not_found_is_an_error(soak: Any, tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="the planted bug '' was not found"):
-        soak.find("", tmp_path)
+    refused(soak.find, "", tmp_path, match="the planted bug '' was not found", error=AssertionError)
 
 
 def test_without_a_bug_nothing_is_found_though_environments_fail(soak: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import gymnasium
 import pytest
 from damages import same, what_is_left
 from helpers.tiny import EPISODE, EVALUATED, NUM_ENVS, STEPS, tiny
-from tables import cases
+from tables import cases, refused
 
 from ejax.algorithms.ppo import ALGORITHM, PPOConfig
 from ejax.collectors.stateful import build_algo
@@ -179,8 +179,7 @@ def test_embodichains_arguments_make_the_same_run(tmp_path: Path) -> None:
     assert [each.updates for each in counters] == [2, 2]
     assert {"eval/avg_reward", "train/loss", "charts/SPS"} <= writer.scalars.keys()
     assert all(lines[step][tag] == value for tag, pairs in writer.scalars.items() for step, value in pairs)
-    with pytest.raises(FileExistsError, match="holds a run already"):
-        trainer.train(2 * STEPS)
+    refused(trainer.train, 2 * STEPS, match="holds a run already", error=FileExistsError)
 
 
 @cases(
@@ -256,5 +255,4 @@ def test_events_of_environments_outside_jax_are_refused(tmp_path: Path) -> None:
     env = gymnasium.make_vec("Pendulum-v1", NUM_ENVS, max_episode_steps=EPISODE)
     delayed = {"late": EVENTS["late"]}
     trainer = trainer_of(config, env, event_cfg=delayed)
-    with pytest.raises(ConfigError, match=r"trainer\.events: act inside JAX, and the environment that was given is"):
-        trainer.train(run_dir=tmp_path / "run")
+    refused(trainer.train, run_dir=tmp_path / "run", match=r"trainer\.events: act inside JAX, and the environment that")

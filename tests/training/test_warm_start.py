@@ -9,7 +9,7 @@ from typing import Any
 import chex
 import jax
 import pytest
-from tables import cases
+from tables import cases, refused
 from tiny import GRPO, STEPS, tiny
 
 from ejax.config import ConfigError, RunConfig, parse_config
@@ -155,8 +155,7 @@ def test_a_missing_or_damaged_checkpoint_is_refused(trained: Path, tmp_path: Pat
         shutil.copytree(newest(trained), source)
         (source / "meta.json").write_text("{}")
     config = config_with(init_from=str(source))
-    with pytest.raises(ConfigError, match=r"policy\.init_from.*(is damaged|no run)"):
-        start_from_policy(build(config), config)
+    refused(lambda: start_from_policy(build(config), config), match=r"policy\.init_from.*(is damaged|no run)")
 
 
 def test_embodichains_file_without_what_reads_it_names_the_remedy(
@@ -168,8 +167,7 @@ def test_embodichains_file_without_what_reads_it_names_the_remedy(
         train(config_with(init_from="best.pt"), run_dir=tmp_path / "a")
     (tmp_path / "b").mkdir()
     (tmp_path / "b/notes.txt").touch()
-    with pytest.raises(CheckpointError, match=remedy):
-        train(config_with(), resume="best.pt", run_dir=tmp_path / "b")
+    refused(lambda: train(config_with(), resume="best.pt", run_dir=tmp_path / "b"), match=remedy, error=CheckpointError)
     assert [path.name for path in tmp_path.rglob("*")] == ["b", "notes.txt"]  # both folders can be given again
 
 
@@ -210,7 +208,7 @@ def test_one_command_trains_what_the_run_starts_from_and_then_the_run(
     (run,) = tmp_path.glob(f"before_*/checkpoints/before_step_{2 * STEPS}")
     (after,) = tmp_path.glob("after_*/configs/resolved.json")
     assert json.loads(after.read_text())["policy"]["init_from"] == str(run)
-    for refused in (["--resume", "latest"], ["policy.init_from=elsewhere"], ["trainer.distributed=true"]):
-        assert main([str(second), "--first", str(first), *refused]) == 2
+    for words in (["--resume", "latest"], ["policy.init_from=elsewhere"], ["trainer.distributed=true"]):
+        assert main([str(second), "--first", str(first), *words]) == 2
         assert "--first" in capsys.readouterr().err
     assert len([*tmp_path.glob("before_*")]) == 1  # what is refused trains nothing

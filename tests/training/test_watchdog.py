@@ -20,6 +20,7 @@ from commands_under_way import wait_until
 from host_tasks import Drift, Linear, Wrapped
 from rude_runs import config, in_workers
 from rude_tasks import end
+from tables import refused
 
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.config.collector import CollectorConfig
@@ -97,8 +98,7 @@ def test_closing_has_a_bound_of_its_own_and_a_shorter_one_once_something_hung() 
     with bounded(), watchdog(stop_timeout_s=SOON):
         with pytest.raises(EnvOverdue, match=r"from close within 0\.3 s .*is left open"):
             call_env("x", "close", end, "sleep")
-        with pytest.raises(EnvOverdue, match=r"from close within 0\.1 s"):
-            call_env("x", "close", end, "sleep")
+        refused(call_env, "x", "close", end, "sleep", match=r"from close within 0\.1 s", error=EnvOverdue)
 
 
 def test_what_is_no_call_is_left_alone_and_so_are_other_threads() -> None:
@@ -258,8 +258,7 @@ def test_workers_that_hang_are_gone_after_the_close(tmp_path: Path) -> None:
     guard = GuardedEnv(env, lambda: env, recipe={"id": "rude", "cfg": {}}, folder=tmp_path)
     guard.reset(np.array([1], np.uint32))
     with bounded(), watchdog(env_timeout_s=SOON, stop_timeout_s=5.0):
-        with pytest.raises(HostEnvError, match="did not return from step"):
-            guard.step(np.zeros((1, 1), np.float32))
+        refused(guard.step, np.zeros((1, 1), np.float32), match="did not return from step", error=HostEnvError)
         guard.close()
     env.env.processes[0].join(BOUND)
     assert not env.env.processes[0].is_alive()

@@ -1,7 +1,6 @@
 """A tiny run, an environment outside JAX that can be bent to any shape, refusals, the verdict."""
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +72,8 @@ class Steps(gymnasium.Env):
         return 0.0
 
 
-def main(report: Callable[[], str]) -> None:
-    """Print what ``report`` finds, as the last line of a report does: RIGHT, WRONG, REFUSED or INFO, and why."""
-    print(f"VERDICT: {report()}")
-    sys.stdout.flush()
+def main(report: Callable[[], str]) -> Callable[[], str]:
+    """Print what ``report`` finds where its file, which ends with it, is run: RIGHT, WRONG, REFUSED or INFO; why."""
+    if report.__module__ == "__main__":
+        print(f"VERDICT: {report()}", flush=True)
+    return report

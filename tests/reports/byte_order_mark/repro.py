@@ -11,6 +11,7 @@ from common import config, main, out, refused
 from ejax.config import load_config
 
 
+@main
 def report():
     tree, texts = config().to_dict(), []
     for name, write in (("x.json", json.dumps), ("x.yaml", yaml.safe_dump)):
@@ -18,7 +19,3 @@ def report():
         texts.append(refused(load_config, out() / name))
     found = all(text is None or "BOM" in text for text in texts)
     return f"{'RIGHT' if not any(texts) else 'REFUSED' if found else 'WRONG'} {texts}"[:400]
-
-
-if __name__ == "__main__":
-    main(report)

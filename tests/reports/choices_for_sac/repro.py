@@ -8,6 +8,7 @@ class Choices(Steps):
     action_space = gymnasium.spaces.Discrete(3)
 
 
+@main
 def report():
     policy = {"name": "actor_q", "squash_actions": True, "actor": NETWORK, "critic": NETWORK}
     options = {"batch_size": 8, "learning_starts": 8, "replay": {"capacity": 64}}
@@ -16,7 +17,3 @@ def report():
         text and text.startswith("ConfigError") and ("Discrete" in text or "choice" in text) and "sac" in text.lower()
     )
     return f"{'REFUSED' if found else 'WRONG'} {(text or '')[:300]}"
-
-
-if __name__ == "__main__":
-    main(report)

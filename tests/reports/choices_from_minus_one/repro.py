@@ -15,11 +15,8 @@ class Levels(Steps):
         return 0.0
 
 
+@main
 def report():
     actor = ejax.load(run("run", "repro:Levels", trainer={"iterations": 1}).run_dir)
     seen = sorted({int(x) for x in actor.act(np.zeros((200, 2), np.float32), deterministic=False)})
     return f"{'RIGHT' if seen == [-1, 0, 1] else 'WRONG'} act gives {seen}"
-
-
-if __name__ == "__main__":
-    main(report)

@@ -18,12 +18,9 @@ class Table(Steps):
         return 0.0
 
 
+@main
 def report():
     if text := refused(run, "run", "repro:Table"):
         return f"{'REFUSED' if 'action' in text.lower() and 'broadcast' not in text else 'WRONG'} {text[:200]}"
     shape = np.shape(ejax.load(out() / "run").act(np.zeros(2, np.float32)))
     return f"{'RIGHT' if shape == (2, 2) else 'WRONG'} act gives {shape}"
-
-
-if __name__ == "__main__":
-    main(report)

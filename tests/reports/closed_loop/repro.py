@@ -22,12 +22,9 @@ class Gripper(ejax.MuJoCoTask):
         return {"one": jnp.ones(())}
 
 
+@main
 def report():
     env = Gripper(physics="mujoco")
     states = jax.vmap(lambda key: env.reset(key)[0])(jax.random.split(jax.random.key(0), 64))
     gap = float(jnp.abs(jax.vmap(lambda s: env.world(s).qpos[0] - env.world(s).qpos[1])(states)).max())
     return f"{'RIGHT' if gap < 1e-3 else 'WRONG'} the fingers start up to {1e3 * gap:.2f} mm apart"
-
-
-if __name__ == "__main__":
-    main(report)

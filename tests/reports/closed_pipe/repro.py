@@ -13,6 +13,7 @@ from common import config, main, out
 SLOW = True
 
 
+@main
 def report():
     (out() / "x.yaml").write_text(yaml.safe_dump(config(trainer={"console": True, "iterations": 60}).to_dict()))
     command = f"{sys.executable} -m ejax.train --config {out()}/x.yaml --run {out()}/run | head -3"
@@ -21,7 +22,3 @@ def report():
     done = subprocess.run(shell, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300)
     saved = list((out() / "run" / "checkpoints").glob("*"))
     return f"{'RIGHT' if saved and 'BrokenPipe' not in done.stderr else 'WRONG'} {done.stderr[-200:]!r}"
-
-
-if __name__ == "__main__":
-    main(report)

@@ -13,6 +13,7 @@ SLOW = True
 TASK = "from ejax.envs.tasks.point_mass import PointMassRL\nclass Far(PointMassRL): pass\n"
 
 
+@main
 def report():
     (own := out() / "own").mkdir()
     (own / "far_task.py").write_text(TASK)
@@ -26,7 +27,3 @@ def report():
     text = refused(ejax.load, folder)
     os.chdir(before)
     return f"WRONG {text[:300]}" if text else "RIGHT"
-
-
-if __name__ == "__main__":
-    main(report)

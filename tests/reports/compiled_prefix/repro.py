@@ -28,6 +28,7 @@ class Five(PointMassRL):
         return state, timestep.replace(obs=timestep.obs[:5])
 
 
+@main
 def report():
     if find_spec("torch") is None:
         return "INFO needs torch"
@@ -40,7 +41,3 @@ def report():
     policy = {"actor": network, "critic": network, "init_from": str(out() / "x.pt")}
     text = refused(run, "run", "repro:Five", {"max_episode_steps": 11}, policy=policy)
     return f"{'REFUSED' if '_orig_mod' in text and 'issing' not in text else 'WRONG'} {text[:300]}" if text else "RIGHT"
-
-
-if __name__ == "__main__":
-    main(report)

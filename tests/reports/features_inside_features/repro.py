@@ -12,6 +12,7 @@ import ejax
 GOLDEN = Path(ejax.__file__).parents[1] / "tests/golden/lerobot_v3"
 
 
+@main
 def report():
     if find_spec("pyarrow") is None:
         return "INFO needs pyarrow"
@@ -27,7 +28,3 @@ def report():
     (folder / "meta/info.json").write_text(json.dumps(info))
     text = refused(lambda: EpisodeReader(folder)[0].frames["action"])
     return f"{'REFUSED' if 'rename=' in text or '--' in text else 'WRONG'} {text[:300]}" if text else "RIGHT"
-
-
-if __name__ == "__main__":
-    main(report)

@@ -12,6 +12,7 @@ import ejax
 GOLDEN = Path(ejax.__file__).parents[1] / "tests/golden/lerobot_v3"
 
 
+@main
 def report():
     if find_spec("pyarrow") is None:
         return "INFO needs pyarrow"
@@ -32,7 +33,3 @@ def report():
     pq.write_table(table, file)
     (folder / "meta/info.json").write_text(json.dumps(info))
     return f"{'WRONG' if EpisodeReader(folder)[0].terminated else 'RIGHT'}"
-
-
-if __name__ == "__main__":
-    main(report)

@@ -16,6 +16,7 @@ class Unlimited(PointMassRL):
     speed_limit: float = float("inf")
 
 
+@main
 def report():
     if find_spec("flatbuffers") is None:
         return "INFO needs flatbuffers"
@@ -26,7 +27,3 @@ def report():
         return f"WRONG {text[:300]}"
     text = (out() / "exported" / "contract.json").read_text()
     return f"{'WRONG' if refused(json.loads, text, parse_constant=float.fromhex) else 'RIGHT'}"
-
-
-if __name__ == "__main__":
-    main(report)

@@ -17,6 +17,7 @@ class Gears(Steps):
         return 0.0
 
 
+@main
 def report():
     import repro  # the module that the environment is found in, which may be another than __main__
 
@@ -26,7 +27,3 @@ def report():
     counts = repro.SEEN
     ratio = 2 * counts[0] / max(counts[1] + counts[-1], 1)
     return f"{'RIGHT' if 0.6 < ratio < 1.4 else 'WRONG'} 0 is drawn {ratio:.2f} times as often as 1 and -1"
-
-
-if __name__ == "__main__":
-    main(report)

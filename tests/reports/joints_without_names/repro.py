@@ -21,12 +21,9 @@ class Pole(ejax.MuJoCoTask):
         return {"one": jnp.ones(())}
 
 
+@main
 def report():
     if text := refused(lambda: Pole(physics="mujoco").reset(jax.random.key(0))):
         return f"{'REFUSED' if 'pole' in text else 'WRONG'} {text[:200]}"
     shape = Pole(physics="mujoco").reset(jax.random.key(0))[1].shape
     return f"{'RIGHT' if shape == (6,) else 'WRONG'} the observation has {shape}, the model 3 + 3"
-
-
-if __name__ == "__main__":
-    main(report)

@@ -22,13 +22,10 @@ class Arm(ejax.MuJoCoTask):
         return {"one": jnp.ones(())}
 
 
+@main
 def report():
     if text := refused(Arm, physics="mujoco"):
         return f"REFUSED {text[:200]}"
     env = Arm(physics="mujoco", start_noise=0.0)
     goal = np.asarray(env.world(env.reset(jax.random.key(0))[0]).body("goal").position)
     return f"{'RIGHT' if np.allclose(goal, [0.4, 0.1, 0.6], atol=1e-6) else 'WRONG'} the goal is at {goal}"
-
-
-if __name__ == "__main__":
-    main(report)

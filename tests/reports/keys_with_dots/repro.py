@@ -16,6 +16,7 @@ class Dotted(Steps):
         return {name: np.zeros(2, np.float32) for name in self.observation_space}
 
 
+@main
 def report():
     groups = {"actor": ["observation.state"], "critic": ["observation.state", "observation.goal"]}
     sections = {"policy": {"obs_groups": groups}, "trainer": {"iterations": 1}}
@@ -23,7 +24,3 @@ def report():
         return f"WRONG {text[:300]}"
     text = refused(ejax.load(out() / "run").act, Dotted().reset()[0])
     return f"WRONG {text[:300]}" if text else "RIGHT"
-
-
-if __name__ == "__main__":
-    main(report)

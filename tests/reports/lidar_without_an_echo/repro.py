@@ -12,10 +12,7 @@ class Lidar(Steps):
         return np.array([1, 2, np.inf, 3], np.float32)
 
 
+@main
 def report():
     text = refused(run, "run", "repro:Lidar")
     return f"{'REFUSED' if text and 'inf' in text and '2' in text and 'obs' in text else 'WRONG'} {(text or '')[:400]}"
-
-
-if __name__ == "__main__":
-    main(report)

@@ -8,6 +8,7 @@ from common import main, out, refused, run
 import ejax
 
 
+@main
 def report():
     folder = run(trainer={"iterations": 1}).run_dir
     for number, file in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
@@ -16,7 +17,3 @@ def report():
         file.symlink_to(os.path.relpath(blob, file.parent))
     text = refused(ejax.load, folder)
     return f"{'REFUSED' if 'cp -rL' in text else 'WRONG'} {text[:300]}" if text else "RIGHT"
-
-
-if __name__ == "__main__":
-    main(report)

@@ -11,6 +11,7 @@ from common import config, main, out, run
 from ejax.run import train
 
 
+@main
 def report():
     def made(iterations):
         cfg = {"batch_size": 16, "n_epochs": 1, "lr_scheduler": {"name": "cosine"}}
@@ -24,7 +25,3 @@ def report():
     said = [line for line in found.getvalue().splitlines() if "learning rate" in line or "schedule" in line]
     rises = any(after > before + 1e-12 for before, after in zip(rates[-3:], rates[-2:], strict=False))
     return f"{'RIGHT' if said and not rises else 'WRONG'} rates {rates}; said: {said}"
-
-
-if __name__ == "__main__":
-    main(report)

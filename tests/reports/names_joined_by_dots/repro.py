@@ -21,6 +21,7 @@ class Nested(PointMassRL):
         return {"a.b": state["a.b"] + 1, "a": {"b": state["a"]["b"] * 1.5}, "own": own}, timestep
 
 
+@main
 def report():
     cfg = {"max_episode_steps": 11}
     if text := refused(run, "parts", "repro:Nested", cfg, trainer={"iterations": 1}):
@@ -32,7 +33,3 @@ def report():
         return f"WRONG {type(error).__name__}: {error}"
     same = jax.tree.map(np.array_equal, whole.params, parts.params)
     return "RIGHT" if all(jax.tree.leaves(same)) else "WRONG other bits than the run that was not stopped"
-
-
-if __name__ == "__main__":
-    main(report)

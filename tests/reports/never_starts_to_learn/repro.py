@@ -6,6 +6,7 @@ import io
 from common import NETWORK, main, refused, run
 
 
+@main
 def report():
     policy = {"name": "actor_q", "squash_actions": True, "actor": NETWORK, "critic": NETWORK}
     options = {"batch_size": 8, "learning_starts": 10_000, "replay": {"capacity": 20_000}}
@@ -14,7 +15,3 @@ def report():
         text = refused(run, **sections)
     said = "learning_starts" in found.getvalue()
     return f"{'REFUSED' if text and 'learning_starts' in text else 'RIGHT' if said else 'WRONG'} {(text or '')[:300]}"
-
-
-if __name__ == "__main__":
-    main(report)

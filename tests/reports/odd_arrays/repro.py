@@ -9,6 +9,7 @@ from common import main, refused, run
 import ejax
 
 
+@main
 def report():
     act = ejax.load(run(trainer={"iterations": 1}).run_dir).act
     plain = np.random.default_rng(0).normal(size=(6, 14)).astype(np.float32)
@@ -23,7 +24,3 @@ def report():
         if not np.allclose(act(obs), act(plain), atol=1e-6):
             return f"WRONG {name}: another action"
     return "RIGHT" if act(plain).flags.writeable else "WRONG the action is read-only"
-
-
-if __name__ == "__main__":
-    main(report)

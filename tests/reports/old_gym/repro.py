@@ -15,11 +15,8 @@ class OldStep(Steps):
         return (*super().step(action)[:3], {})
 
 
+@main
 def report():
     texts = [refused(run, name, f"repro:{name}", trainer={"iterations": 1}) or "" for name in ("OldReset", "OldStep")]
     found = "reset(" in texts[0] and "step(" in texts[1]
     return f"{'REFUSED' if found else 'WRONG'} {texts[0][:200]}; {texts[1][:200]}"
-
-
-if __name__ == "__main__":
-    main(report)

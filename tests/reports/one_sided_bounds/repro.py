@@ -11,6 +11,7 @@ class Thrust(Steps):
     action_space = gymnasium.spaces.Box(np.array([0, -1], np.float32), np.array([np.inf, 1], np.float32))
 
 
+@main
 def report():
     try:
         from interop.export import export_run
@@ -23,7 +24,3 @@ def report():
     ours, exported = ejax.load(folder).act(obs), np.asarray(load_policy(out() / "exported").act(obs))
     wrong = int((np.abs(ours - exported).max(axis=1) > 1e-5).sum() + (exported[:, 0] < 0).sum())
     return f"{'WRONG' if wrong else 'RIGHT'} {wrong} of 64 rows differ"
-
-
-if __name__ == "__main__":
-    main(report)

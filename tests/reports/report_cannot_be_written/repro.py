@@ -11,6 +11,7 @@ from common import main, run
 from ejax import evaluate
 
 
+@main
 def report():
     folder = run(trainer={"iterations": 1}).run_dir
     (folder / "evaluations").write_text("a file in the place of the folder")
@@ -18,7 +19,3 @@ def report():
         code = evaluate.main([str(folder), "--episodes", "2", "--num-envs", "2"])
     text = found.getvalue()
     return f"{'RIGHT' if 'avg_reward' in text and 'evaluations' in text else 'WRONG'} code {code}: {text[:300]!r}"
-
-
-if __name__ == "__main__":
-    main(report)

@@ -6,6 +6,7 @@ import numpy as np
 from common import main, out, refused
 
 
+@main
 def report():
     if find_spec("torch") is None:
         return "INFO needs torch"
@@ -17,7 +18,3 @@ def report():
     if (text := refused(load_plain, out() / "x.pt")) is None:
         return "RIGHT"
     return f"{'REFUSED' if 'best_eval_value' in text and 'float(' in text else 'WRONG'} {text[:300]}"
-
-
-if __name__ == "__main__":
-    main(report)

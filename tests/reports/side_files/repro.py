@@ -5,6 +5,7 @@ from common import main, refused, run
 import ejax
 
 
+@main
 def report():
     folder = run(trainer={"iterations": 1}).run_dir
     for path in [folder, *(each for each in sorted(folder.rglob("*")) if each.is_dir())]:
@@ -14,7 +15,3 @@ def report():
     text = refused(ejax.load, folder)
     named = text is not None and (".DS_Store" in text or "._" in text) and "remove" in text
     return f"{'REFUSED' if named else 'WRONG'} {text[:300]}" if text else "RIGHT"
-
-
-if __name__ == "__main__":
-    main(report)

@@ -15,6 +15,7 @@ class Clip(PointMassRL):
     clip: str = "walk"
 
 
+@main
 def report():
     trust("repro:Clip")
     tree = config("repro:Clip", {"clip": "walk"}).to_dict()
@@ -25,7 +26,3 @@ def report():
             return f"WRONG {text[:300]}"
         seen.append(load_config(out() / "x.yaml", overrides).env.cfg["clip"])
     return f"{'RIGHT' if seen == ['12e3', '67217e15', '0042'] else 'WRONG'} {seen}"
-
-
-if __name__ == "__main__":
-    main(report)

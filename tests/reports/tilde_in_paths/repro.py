@@ -7,6 +7,7 @@ from common import config, main, out, refused
 from ejax.run import train
 
 
+@main
 def report():
     before, home = os.getcwd(), os.environ.get("HOME")
     (out() / "home").mkdir()
@@ -20,7 +21,3 @@ def report():
     if text or (out() / "~").exists():
         return f"{'REFUSED' if text and '~' in text else 'WRONG'} {text or 'a folder named ~'}"
     return "RIGHT" if list((out() / "home" / "runs").glob("report_*")) else "WRONG the run is elsewhere"
-
-
-if __name__ == "__main__":
-    main(report)

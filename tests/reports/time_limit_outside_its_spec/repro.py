@@ -15,6 +15,7 @@ def long_episodes():
     return gymnasium.wrappers.TimeLimit(Endless(), 12_000)
 
 
+@main
 def report():
     evaluated = {"enable_eval": True, "eval_freq": 0, "num_eval_envs": 1, "num_eval_episodes": 1}
     trainer = {"num_envs": 2, "iterations": 1, "final_eval_episodes": 0, **evaluated}
@@ -22,7 +23,3 @@ def report():
     text = refused(lambda: found.update(run("run", "repro:long_episodes", trainer=trainer).last_eval_metrics))
     length = found.get("eval/avg_length")
     return f"{'RIGHT' if length == 12_000 else 'WRONG'} {text or f'length {length}'}"[:300]
-
-
-if __name__ == "__main__":
-    main(report)

@@ -8,6 +8,7 @@ from ejax.numerics.reward_scale import init_reward_scale, scale_rewards
 from ejax.returns import explained_variance
 
 
+@main
 def report():
     reward = jnp.asarray(np.random.default_rng(0).normal(size=(16, 4)), jnp.float32)
     done = jnp.zeros((16, 4), bool)
@@ -18,7 +19,3 @@ def report():
     useless = float(explained_variance(jnp.zeros(64), reward.ravel() * 1e-6))
     right = max(sizes) < 1.01 * min(sizes) and abs(useless) < 0.1
     return f"{'RIGHT' if right else 'WRONG'} sizes {sizes}, explained {useless:.4f}"
-
-
-if __name__ == "__main__":
-    main(report)

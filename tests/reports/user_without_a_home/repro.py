@@ -16,13 +16,10 @@ prepare_jax("cpu")
 """
 
 
+@main
 def report():
     hidden = ("HOME", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR")
     bare = {name: value for name, value in os.environ.items() if name not in hidden}
     bare["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=bare, capture_output=True, text=True, timeout=120)
     return f"{'WRONG' if done.returncode else 'RIGHT'} {done.stderr[-300:]!r}"
-
-
-if __name__ == "__main__":
-    main(report)

@@ -13,6 +13,7 @@ run("run", "gymnasium:Pendulum-v1", {"vectorization": "async"}, trainer={"num_en
 """
 
 
+@main
 def report():
     (file := out() / "script.py").write_text(SCRIPT)
     path = os.pathsep.join(filter(None, sys.path))
@@ -20,7 +21,3 @@ def report():
     done = subprocess.run([sys.executable, file], env=environ, capture_output=True, text=True, timeout=120)
     last = (done.stderr.strip().splitlines() or [""])[-1]
     return f"{'RIGHT' if not done.returncode else 'REFUSED' if '__main__' in last else 'WRONG'} {last[:300]}"
-
-
-if __name__ == "__main__":
-    main(report)

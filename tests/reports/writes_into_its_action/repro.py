@@ -15,10 +15,7 @@ class Scaled(PureHostEnv):
         return super().step(action.copy())
 
 
+@main
 def report():
     text = refused(run, "run", "repro:Scaled", trainer={"iterations": 1})
     return f"WRONG {text[:300]}" if text else "RIGHT"
-
-
-if __name__ == "__main__":
-    main(report)
