@@ -336,7 +336,8 @@ def test_a_policy_without_a_critic_or_a_state_without_a_target_is_refused() -> N
     refused(lambda: update(config, replace(before, target=None)), match="got target=None; start with init_train_state")
     actor_only = ActorOnly(action_spec(LANES.action_space), NetworkConfig(hidden_sizes=(4,)))
     params = actor_only.init(jax.random.key(0), jnp.asarray(START))
-    refused(lambda: update(config, replace(before, params=params), policy=actor_only), match="a network 'critic', got")
+    with pytest.raises(ValueError, match="a network 'critic', got one with actor, log_std; use actor_critic"):
+        update(config, replace(before, params=params), policy=actor_only)
 
 
 RAW: dict[str, Any] = {

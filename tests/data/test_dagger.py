@@ -78,7 +78,8 @@ def test_what_a_round_makes_follows_from_its_order(tmp_path: Path) -> None:
 
 
 def test_a_task_without_an_expert_is_refused(tmp_path: Path) -> None:
-    refused(LearnerTask, "demonstrated_points:Points", {}, str(tmp_path), match=r"needs an expert of ejax\.experts,")
+    with pytest.raises(TypeError, match=r"needs an expert of ejax\.experts, got demonstrated_points:Points"):
+        LearnerTask("demonstrated_points:Points", {}, str(tmp_path))
 
 
 @cases(

@@ -211,7 +211,8 @@ def test_classes_of_ones_own_are_named_by_their_place() -> None:
     assert isinstance(guarded, GuardedEnv) and guarded.num_envs == 4
     assert isinstance(guarded.inner, SavableHostEnv)
     guarded.close()
-    refused(lambda: build_env(config("test_host_env:FourAlways", num_envs=3)), match="has 4 environments instead of 3;")
+    with pytest.raises(ConfigError, match="has 4 environments instead of 3; let it take num_envs"):
+        build_env(config("test_host_env:FourAlways", num_envs=3))
 
 
 def test_a_chunk_is_asked_for_in_the_config() -> None:
@@ -219,12 +220,15 @@ def test_a_chunk_is_asked_for_in_the_config() -> None:
     env = build_env(config("gymnasium:Pendulum-v1", action_chunk=4))
     assert env.action_space.shape == (4,) and env.max_episode_steps == 50
     env.close()
-    refused(config, "PointMassRL", action_chunk=0, match=r"env\.cfg\.action_chunk: got 0; must be an integer of at")
+    with pytest.raises(ConfigError, match=r"env\.cfg\.action_chunk: got 0; must be an integer of at least 1"):
+        config("PointMassRL", action_chunk=0)
 
 
 def test_gymnasium_refuses_what_it_does_not_know() -> None:
-    refused(lambda: build_env(config("gymnasium:HalfCheeta-v5")), match="gymnasium has no environment 'HalfCheeta-v5';")
-    refused(lambda: build_env(config("gymnasium:Pendulum-v1", vectorization="none")), match=r"env\.cfg\.vectorization:")
+    with pytest.raises(ConfigError, match="gymnasium has no environment 'HalfCheeta-v5'; nearest: HalfCheetah"):
+        build_env(config("gymnasium:HalfCheeta-v5"))
+    with pytest.raises(ConfigError, match=r"env\.cfg\.vectorization: got 'none'; must be 'sync' or 'async'"):
+        build_env(config("gymnasium:Pendulum-v1", vectorization="none"))
 
 
 def test_an_environment_outside_jax_is_not_stepped_inside_it() -> None:
@@ -348,4 +352,5 @@ def test_a_policy_is_shown_the_numbers_that_are_asked_for() -> None:
     for wrong in ((4,), (-1,), (), (0.5,)):
         with pytest.raises(ValueError, match="observation_indices must be of 0 to 3, at least one; got"):
             adapter.make("CartPole-v1", num_envs=1, observation_indices=wrong)  # type: ignore[arg-type]  # what a config may hold
-    refused(adapter.make, "Blackjack-v1", num_envs=1, observation_indices=(0,), match="needs observations that are one")
+    with pytest.raises(ValueError, match="needs observations that are one vector"):
+        adapter.make("Blackjack-v1", num_envs=1, observation_indices=(0,))

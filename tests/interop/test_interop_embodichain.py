@@ -539,7 +539,8 @@ def test_files_and_policies_that_do_not_fit_are_refused(
 
     saved = pt_file.read_pt(POINT_MASS)
     narrow = {key: x[:, :9] if x.ndim == 2 and x.shape[1] == 14 else x for key, x in saved.policy.items()}
-    refused(lambda: pt_state.restore(replace(saved, policy=narrow), config, parts), match=r"actor\.0\.weight is \[16,")
+    with pytest.raises(ValueError, match=r"actor\.0\.weight is \[16, 9\] in the file and \[16, 14\] here"):
+        pt_state.restore(replace(saved, policy=narrow), config, parts)
     wide = {**saved.policy, "log_std": np.float32([-7.0, 0.0])}
     clamped = parse_config(options(golden, policy__log_std_range=[-5.0, 2.0]))
     with pytest.raises(ValueError, match=r"set policy\.log_std_range to that"):
@@ -547,7 +548,8 @@ def test_files_and_policies_that_do_not_fit_are_refused(
 
     meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
     refused(pt_state.pt_payload, config, parts, parts.state, meta, layout="head", word="only the ActorCritic of 0.3")
-    refused(pt_state.pt_payload, config, parts, parts.state, meta, like=SEED, match="not a checkpoint of EmbodiChain")
+    with pytest.raises(ValueError, match=r"not a checkpoint of EmbodiChain 0\.3"):
+        pt_state.pt_payload(config, parts, parts.state, meta, like=SEED)
     squashed = parse_config(options(golden, policy__squash_actions=True))
     refused(pt_state.pt_payload, squashed, build(squashed), parts.state, meta, word="by tanh_normal")
 

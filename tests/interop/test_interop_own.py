@@ -224,7 +224,8 @@ def test_formats_of_a_policy_that_torch_cannot_run_are_left_out_or_refused(
 @needs("pt")
 def test_weights_of_another_policy_are_refused() -> None:
     twin, *_ = twin_of(lambda x, w: x @ w)
-    refused(twin.load_state_dict, {"other": np.zeros((12, 12))}, match="not of this policy, by", error=RuntimeError)
+    with pytest.raises(RuntimeError, match=r"not of this policy, by name or shape: params\.weight, other"):
+        twin.load_state_dict({"other": np.zeros((12, 12))})
     with pytest.raises(ValueError, match="has the operation 'system', which this interop lacks"):
         type(twin)(dataclasses.replace(twin.spec, program={**twin.spec.program, "body": BODY}))
     with pytest.raises(ValueError, match="a program of another form: KeyError"):
@@ -283,7 +284,8 @@ def test_a_distribution_of_ones_own_gives_its_mode_alone() -> None:
     leaves = observed(PointMassRL())
     spec = EXPORTER.describe(Peaked(), leaves)[1]
     assert (spec.head, spec.sizes, spec.outputs) == ("own", (2,), ("action",))
-    refused(lambda: EXPORTER.describe(Peaked(rank=1), leaves), match=r"mode of Peak is float32\[1\] for one row; an")
+    with pytest.raises(ValueError, match=r"mode of Peak is float32\[1\] for one row; an export takes actions"):
+        EXPORTER.describe(Peaked(rank=1), leaves)
 
 
 def test_an_observation_that_is_neither_numbers_nor_an_image_is_refused() -> None:

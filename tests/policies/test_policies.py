@@ -135,7 +135,8 @@ def test_an_mlp_is_made_of_a_block_of_a_config() -> None:
     expected = NetworkConfig(hidden_sizes=(8, 6), activation="relu", orthogonal_init=(1.4, 0.5, 0.01))
     for block in ({"type": "mlp", **fields}, {"type": "MLP", "network_cfg": fields}):
         assert build_mlp_from_cfg(block, 3, (2, 3)) == MLP(expected, (2, 3), 3)
-    refused(lambda: build_mlp_from_cfg({"hidden_sizes": []}, 4, 2).init(KEY, OBS), match="made for 4 inputs, got 3: x")
+    with pytest.raises(ValueError, match=r"made for 4 inputs, got 3: x is \[5, 3\]"):
+        build_mlp_from_cfg({"hidden_sizes": []}, 4, 2).init(KEY, OBS)
     refused(build_mlp_from_cfg, {"type": "cnn", **fields}, 3, 2, match="got 'cnn'; allowed: mlp")
     with pytest.raises(ValueError, match="got activation next to network_cfg"):
         build_mlp_from_cfg({"network_cfg": {"hidden_sizes": [8]}, "activation": "relu"}, 3, 2)

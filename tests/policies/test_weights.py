@@ -94,12 +94,14 @@ def test_everything_that_does_not_fit_is_in_one_error() -> None:
 
 
 def test_a_left_name_is_listed_with_what_it_became() -> None:
-    refused(fit_weights, {}, {"a.b": np.zeros(1)}, {"^a": "c"}, match="1 of the file without a", error=WeightsError)
+    with pytest.raises(WeightsError, match=r"1 of the file without a place: a\.b \(as c\.b\)"):
+        fit_weights({}, {"a.b": np.zeros(1)}, {"^a": "c"})
 
 
 def test_two_arrays_for_one_leaf_are_refused() -> None:
     flat = {"a": np.zeros(1, np.float32), "b": np.zeros(1, np.float32)}
-    refused(fit_weights, {"a": jnp.zeros(1)}, flat, {"b": "a"}, match="1 for a place that another", error=WeightsError)
+    with pytest.raises(WeightsError, match=r"1 for a place that another has taken: b \(as a, which is a\)"):
+        fit_weights({"a": jnp.zeros(1)}, flat, {"b": "a"})
 
 
 def test_a_long_list_is_shortened_and_counted() -> None:
@@ -176,7 +178,8 @@ def test_bfloat16_is_read_right(tmp_path: Path) -> None:
 @cases("header", b'{"a":' + b"[" * 100_000, b"{" + b" " * 10, b'{"a":{"dtype":"I3"}}', b"[]", b"\xff")
 def test_a_strange_header_is_refused(header: bytes, tmp_path: Path) -> None:
     write_raw(tmp_path / "w.safetensors", header)
-    refused(load_weights, tmp_path / "w.safetensors", match=r"w\.safetensors is not a safetensors", error=WeightsError)
+    with pytest.raises(WeightsError, match=r"w\.safetensors is not a safetensors file, or is damaged"):
+        load_weights(tmp_path / "w.safetensors")
 
 
 def test_a_header_that_claims_more_than_a_file_can_hold_is_refused(tmp_path: Path) -> None:
@@ -184,7 +187,8 @@ def test_a_header_that_claims_more_than_a_file_can_hold_is_refused(tmp_path: Pat
         with (tmp_path / "w.safetensors").open("wb") as file:
             file.write(struct.pack("<Q", claimed))
             file.truncate(300 << 20)
-        refused(load_weights, tmp_path / "w.safetensors", match="is not a safetensors file, or is", error=WeightsError)
+        with pytest.raises(WeightsError, match="is not a safetensors file, or is damaged"):
+            load_weights(tmp_path / "w.safetensors")
     os.truncate(tmp_path / "w.safetensors", 2**41)
     refused(load_weights, tmp_path / "w.safetensors", match="has 2199023255552 bytes; at most", error=WeightsError)
 
@@ -231,7 +235,8 @@ def test_a_folder_stands_for_its_one_weights_file(tmp_path: Path) -> None:
 def test_a_folder_with_several_needs_a_name(tmp_path: Path) -> None:
     for name in ("a.pth", "b.safetensors"):
         (tmp_path / name).touch()
-    refused(find_weights, tmp_path, match=r"has 2 weights files \(a\.pth, b\.safetensors\); name", error=WeightsError)
+    with pytest.raises(WeightsError, match=r"has 2 weights files \(a\.pth, b\.safetensors\); name one"):
+        find_weights(tmp_path)
 
 
 def test_model_safetensors_comes_before_others(tmp_path: Path) -> None:
@@ -277,4 +282,5 @@ def test_what_names_no_package_is_refused(name: str) -> None:
 
 def test_nothing_outside_the_package_is_read(package: Path) -> None:
     (package.parent / "other.pth").touch()
-    refused(find_weights, "package:some_weights/../other.pth", match="is not inside the package's", error=WeightsError)
+    with pytest.raises(WeightsError, match="is not inside the package's folder"):
+        find_weights("package:some_weights/../other.pth")

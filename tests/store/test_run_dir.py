@@ -78,7 +78,8 @@ def test_a_name_is_not_the_beginning_of_a_name(tmp_path: Path) -> None:
 def test_a_mistyped_name_is_answered_by_the_nearest_one(tmp_path: Path) -> None:
     make(tmp_path, "sweep", 1)
     make(tmp_path, "walk", 2)
-    refused(newest_run, tmp_path, "swep", match=r"name the folder of a run\. Did you mean", error=FileNotFoundError)
+    with pytest.raises(FileNotFoundError, match=r"name the folder of a run\. Did you mean 'sweep'\?"):
+        newest_run(tmp_path, "swep")
     refused(newest_run, tmp_path, "nothing alike", match=r"folder of a run$", error=FileNotFoundError)
 
 
