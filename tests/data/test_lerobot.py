@@ -326,9 +326,8 @@ def test_ffmpeg_on_a_full_disk_is_a_full_disk(tmp_path: Path, monkeypatch: pytes
 
     with EpisodeWriter(tmp_path, CAMERA, fps=30) as writer:
         monkeypatch.setattr("ejax.data.lerobot.pictures.write_video", full)
-        with pytest.raises(OSError, match="No space left") as raised:
-            writer.append(camera_episode(0), "look")
-    assert raised.value.errno == errno.ENOSPC and str(tmp_path) in str(raised.value)
+        raised = refused(lambda: writer.append(camera_episode(0), "look"), match="No space left", error=OSError)
+    assert raised.errno == errno.ENOSPC and str(tmp_path) in str(raised)
 
 
 def run_helper(*arguments: Path | str, **options: Any) -> subprocess.Popen:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from pydantic import BaseModel
 from tables import cases, refused
 
@@ -37,9 +36,8 @@ def test_facts_are_read_as_they_are(tmp_path: Path) -> None:
 def test_what_is_no_such_file_is_refused_by_name(content: bytes, text: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(content)
-    with pytest.raises(FactsError, match=text) as error:
-        read_facts(file, Facts)
-    assert str(file) in str(error.value)
+    error = refused(read_facts, file, Facts, match=text, error=FactsError)
+    assert str(file) in str(error)
 
 
 def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:

@@ -84,9 +84,8 @@ def test_names_are_changed_by_expressions_one_after_the_other() -> None:
 
 def test_everything_that_does_not_fit_is_in_one_error() -> None:
     flat = {"dense.weight": np.zeros((2, 4), np.float32), "dense.bias": np.zeros(2, int), "head.weight": np.zeros(1)}
-    with pytest.raises(WeightsError) as error:
-        fit_weights(TREE, flat, source="file.pt")
-    assert str(error.value) == (
+    error = refused(fit_weights, TREE, flat, source="file.pt", error=WeightsError)
+    assert str(error) == (
         "file.pt do not fit the network: 1 without an array: norm.scale; 1 of the file without a place: head.weight; "
         "1 with other numbers: dense.bias is int64, needed is float32; "
         "1 of another shape: dense.kernel [3, 2] from dense.weight [4, 2]"

@@ -1,6 +1,5 @@
 """A population: its config, members that do not touch each other, and numbers that are those of runs by themselves."""
 
-import itertools
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.tiny import EVALUATED, GRPO, STEPS, tiny
+from kills import Killed, kill_at
 from tables import cases, refused
 
 from ejax.algorithms.ppo import PPOConfig
@@ -360,22 +360,13 @@ def test_a_resumed_population_ends_bit_for_bit_as_one_that_went_on(trained: Popu
     assert again.best_eval_values == trained.best_eval_values
 
 
-class Killed(BaseException):
-    """In place of a SIGKILL."""
-
-
 @pytest.mark.slow
 def test_a_kill_between_a_save_and_its_evaluation_changes_nothing(
     trained: PopulationResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kill(sink: RunSink, evaluation: object) -> None:
-        if next(calls) == 1:  # of the second update, which is saved, too
-            raise Killed
-        record(sink, evaluation)  # type: ignore[arg-type]
-
-    calls, record, out = itertools.count(), RunSink._record_evaluation, trained.run_dir.parent
+    out = trained.run_dir.parent
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(RunSink, "_record_evaluation", kill)
+        kill_at(patch, RunSink, "_record_evaluation", 2)  # of the second update, which is saved, too
         train_population(config_of(out), run_dir=out / "killed")
     again = train_population(config_of(out), run_dir=out / "killed", resume="latest")
     assert again.best_eval_values == trained.best_eval_values

@@ -78,9 +78,8 @@ def test_a_link_is_not_appended_to_and_a_pipe_not_waited_for(tmp_path: Path) -> 
     (link := tmp_path / "metrics.jsonl").symlink_to(other)
     os.mkfifo(pipe := tmp_path / "pipe")
     for path, number in ((link, errno.ELOOP), (pipe, errno.EINVAL)):
-        with pytest.raises(OSError) as caught:
-            MetricLog(path)
-        assert caught.value.errno == number and str(path) in str(caught.value)
+        caught = refused(MetricLog, path, error=OSError)
+        assert caught.errno == number and str(path) in str(caught)
     write_session(tmp_path, 1.0)
     assert other.read_text() == "kept" and (tmp_path / SESSIONS).is_file()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from damages import same, what_is_left
 from helpers.tiny import EVALUATED, NUM_ENVS, NUM_STEPS, STEPS, tiny
+from kills import Killed
 
 from ejax.collectors import HostStep
 from ejax.config import parse_config
@@ -111,10 +112,6 @@ def test_a_callback_stops_a_run_which_can_go_on(tmp_path: Path) -> None:
     whole = train(one, run_dir=tmp_path / "whole")
     assert again.finished and again.best_eval_value == whole.best_eval_value
     assert same(*(what_is_left(tmp_path / name, "tiny") for name in ("run", "whole")), log=True)
-
-
-class Killed(BaseException):
-    """In place of a SIGKILL."""
 
 
 @pytest.mark.slow

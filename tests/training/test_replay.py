@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from damages import same, what_is_left
+from kills import Killed, kill_at
 from several_processes import two_processes
 from tables import cases, refusals, refused
 from tiny import EVALUATED, NUM_ENVS, STEPS, tiny_sac
@@ -204,19 +205,8 @@ def test_a_kill_while_rows_are_saved_changes_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Killed(BaseException):
-        """In place of a SIGKILL."""
-
-    calls, real = [], getattr(owner, name)
-
-    def call(*args: Any) -> Any:
-        calls.append(name)
-        if len(calls) == count:
-            raise Killed
-        return real(*args)
-
     monkeypatch.setattr(replay_rows, "SEGMENT_BYTES", 1024)  # eight rows
-    monkeypatch.setattr(owner, name, call)
+    kill_at(monkeypatch, owner, name, count)
     with pytest.raises(Killed):
         train(parse_config(saving(storage)), run_dir=tmp_path / "run")
     monkeypatch.undo()

@@ -119,9 +119,7 @@ def test_a_resumed_run_does_not_need_it_any_more(trained: Path, tmp_path: Path) 
 def test_other_shapes_are_refused_one_by_one(trained: Path, tmp_path: Path) -> None:
     wider = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "tanh"}}
     config = config_with(network=wider, init_from=str(trained), actor_obs_normalization=False)
-    with pytest.raises(ConfigError) as caught:
-        train(config, run_dir=tmp_path / "run")
-    text = str(caught.value)
+    text = str(refused(train, config, run_dir=tmp_path / "run"))
     assert "policy.init_from" in text
     assert "has train.params.normalizer.actor_obs_normalizer.mean, which this run does not" in text
     assert text.count("float32[16], this run") == 0
