@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from case_tables import cases
 from helpers.tiny import STEPS, tiny
-from tables import cases
 
 from ejax import __version__, train
 from ejax.__main__ import COMMANDS, main

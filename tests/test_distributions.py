@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from gymnasium import spaces
-from tables import cases, refused
 
 from ejax.distributions import ActionSpec, Categorical, MultiCategorical, Normal, TanhNormal, action_spec
 

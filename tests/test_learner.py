@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 import ejax
 from ejax.envs.tasks.point_mass import PointMassRL

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from tables import refused
+from case_tables import refused
 
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from case_tables import cases
 from commands import command_main
-from tables import cases
 from tiny import tiny
 
 from ejax.config import parse_config

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.algorithms.options import GradientOptions
 from ejax.numerics.weight_average import acting_params

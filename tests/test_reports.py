@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tables import cases
+from case_tables import cases
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "reports"

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import cases, refused
 
 from ejax.returns import explained_variance, gae, group_advantages, normalize, vtrace
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tables import refused
+from case_tables import refused
 
 from ejax import replay
 from ejax.envs.tasks.point_mass import PointMassRL

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import pytest
-from tables import refused
+from case_tables import refused
 from tiny import EVALUATED, tiny
 
 import ejax

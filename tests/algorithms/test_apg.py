@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import refused
+from case_tables import refused
 
 from ejax.algorithms.apg import APGConfig, apg_update
 from ejax.algorithms.differentiable import clip_adjoint, discounted_sum

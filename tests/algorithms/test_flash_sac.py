@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import soft_actors_in_numpy
-from tables import cases, refused
+from case_tables import cases, refused
 from tiny import EPISODE, tiny
 from whole_runs import assert_goes_on_with_the_same_bits, assert_refused
 

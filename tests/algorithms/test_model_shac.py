@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.algorithms import model_shac
 from ejax.algorithms.learned_dynamics import DynamicsConfig, Model, draw_steps, imagine, trusted_horizon

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from case_tables import cases, refused
 from helpers.small_configs import make
-from tables import cases, refused
 
 from ejax.algorithms.apg import APGConfig
 from ejax.algorithms.bc import BCConfig

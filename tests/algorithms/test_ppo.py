@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from case_tables import cases, refused
 from flax import struct
-from tables import cases, refused
 
 from ejax.algorithms.ppo import PPOConfig, ppo_advantage, ppo_loss, ppo_update
 from ejax.distributions import Normal, action_spec

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import cases
+from case_tables import cases
 
 from ejax.algorithms.ppo import PPOConfig, ppo_advantage, ppo_update
 from ejax.distributions import ActionSpec

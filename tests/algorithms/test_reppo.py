@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from case_tables import cases
 from soft_actors_in_numpy import draw, mlp_critics, mlp_moments, softmax
-from tables import cases
 from tiny import EPISODE, tiny
 from whole_runs import assert_goes_on_with_the_same_bits, assert_refused
 

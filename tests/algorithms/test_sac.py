@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from flax.traverse_util import flatten_dict
 from soft_actors_in_numpy import draw, mlp_critics, mlp_moments
-from tables import cases, refused
 from tiny import EPISODE, tiny, tiny_sac
 from tiny import NETWORK as TINY
 from whole_runs import assert_refused

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import cases
+from case_tables import cases
 
 from ejax.algorithms import sgd
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.algorithms.shac import SHACConfig, shac_update, short_horizon_return
 from ejax.config import parse_config

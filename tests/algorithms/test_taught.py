@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 from test_distill import GRU, NETWORK, PART, Counts, config_of, make_run, refusal, state_of
 from tiny import GRPO, NUM_ENVS, NUM_STEPS, tiny
 

@@ -7,9 +7,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from case_tables import cases, refusals, refused
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from host_tasks import Drift, Wrapped
-from tables import cases, refusals, refused
 
 from ejax.envs.adapters.gymnasium import GymnasiumVector, make, vectorize
 from ejax.envs.host.calls import HostEnvError

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refusals, refused
 from damages import same, what_is_left
 from host_tasks import Drift, Linear, Sleepy, Wrapped, nap
-from tables import cases, refusals, refused
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update

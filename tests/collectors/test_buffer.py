@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import refusals, refused
 from host_tasks import Drift, Linear
-from tables import refusals, refused
 
 import ejax
 from ejax.algorithms.batch import flatten_rollout

@@ -6,9 +6,9 @@ import chex
 import jax
 import numpy as np
 import pytest
+from case_tables import refused
 from host_tasks import Drift, Linear
 from own_policies import make
-from tables import refused
 
 import ejax
 from ejax.collectors import HostCollector

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import refused
 from host_tasks import Drift, Linear, SameArrays, Sleepy, Wrapped
 from ladder import Ladder
-from tables import refused
 
 from ejax.collectors import CollectionStopped, HostCollector, Share
 from ejax.envs.adapters.gymnasium import vectorize

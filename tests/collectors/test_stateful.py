@@ -5,11 +5,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from case_tables import refused
 from gymnasium.spaces import Discrete, MultiDiscrete
 from helpers.host_tasks import Drift, Linear
 from helpers.tiny import NETWORK, NUM_ENVS, NUM_STEPS
 from helpers.tiny import PPO as OPTIONS
-from tables import refused
 
 import ejax
 from ejax.algorithms.grpo import GRPOConfig

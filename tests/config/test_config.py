@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import pytest
 import yaml
+from case_tables import cases, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from shipped import load_shipped
 from small_configs import BASE, ROOT, gym, make, of, trainer
-from tables import cases, refused
 
 from ejax.algorithms.demonstrations import DemonstrationConfig
 from ejax.algorithms.distill import DistillConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from case_tables import cases, refusals, refused
 from small_configs import BASE, make
-from tables import cases, refusals, refused
 from test_refused_configs import BOMB
 
 from ejax.config import load_config

@@ -9,8 +9,8 @@ from typing import Any
 
 import gymnasium
 import pytest
+from case_tables import cases, keys_of, refusals, refused
 from small_configs import BASE, ROOT, gym, make, of, trainer
-from tables import cases, keys_of, refusals, refused
 
 from ejax.algorithms.ppo import ALGORITHM as PPO
 from ejax.algorithms.ppo import PPOConfig

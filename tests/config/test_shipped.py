@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tables import refused
+from case_tables import refused
 
 from ejax.config import load_config
 from ejax.config.shipped import FOLDER, copy_config, find_config, main, shipped_names, summary_of

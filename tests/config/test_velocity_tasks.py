@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
+from case_tables import cases, refused
 from stick_robots import h1_2_sticks, microduck_sticks
-from tables import cases, refused
 
 from ejax.config import ConfigError, load_config
 from ejax.config.embodichain.check import check, count_by_status

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import point_expert
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 from tiny import NETWORK
 
 from ejax.config import parse_config

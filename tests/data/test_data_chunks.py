@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from hypothesis import given
 from hypothesis import strategies as st
-from tables import cases, refused
 
 from ejax.data import OnlineDataEngine, OnlineDataEngineCfg
 from ejax.data.buffer import BufferLayout, TrajectoryBuffer, create

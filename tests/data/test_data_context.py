@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.data import DataUnavailableError, Episode, EpisodeSpec, OnlineDataset, Origin, SequenceSpecCfg
 from ejax.data.buffer import BufferLayout, TrajectoryBuffer, create

@@ -22,8 +22,8 @@ from typing import Any
 import data_tasks
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from data_tasks import SimulationError
-from tables import cases, refused
 
 from ejax.data import (
     DataBudgetExhaustedError,

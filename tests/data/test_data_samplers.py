@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.data import ChunkSizeSampler, GMMChunkSampler, UniformChunkSampler
 

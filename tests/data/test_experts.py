@@ -8,7 +8,7 @@ import chex
 import jax
 import numpy as np
 import pytest
-from tables import refusals, refused
+from case_tables import refusals, refused
 
 from ejax.data import Episode, Failure, OnlineDataEngine, OnlineDataEngineCfg
 from ejax.data.task import check_episode

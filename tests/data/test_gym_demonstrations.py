@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.config.embodichain.demonstrations import make_task
 from ejax.data import Episode, Failure, OnlineDataEngine, OnlineDataEngineCfg

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from case_tables import cases, refused
 from data_tasks import Toy
 from kept_episodes import (
     CAMERA,
@@ -34,7 +35,6 @@ from kept_episodes import (
     length,
     pictures,
 )
-from tables import cases, refused
 
 import ejax.data.lerobot.format as fmt
 import ejax.data.lerobot.write

@@ -19,6 +19,7 @@ import kept_episodes
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from case_tables import cases, refused
 from kept_episodes import (
     CAMERA,
     SPEC,
@@ -32,7 +33,6 @@ from kept_episodes import (
     pictures,
 )
 from PIL import Image
-from tables import cases, refused
 
 from ejax.data import Episode, EpisodeSpec
 from ejax.data.lerobot.files import inside

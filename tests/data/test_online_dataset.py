@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.data import ChunkSizeSampler, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataset, UniformChunkSampler
 from ejax.data.prefetch import prefetch_to_device

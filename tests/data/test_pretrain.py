@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pretrain_tasks
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.algorithms.bc import BCConfig, bc_loss, bc_update, chunk_targets
 from ejax.algorithms.ppo import PPOConfig, ppo_loss

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import refused
+from case_tables import refused
 
 from ejax.data import GMMChunkSampler, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataset, UniformChunkSampler
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from gymnasium import spaces
-from tables import cases, refused
 from toy_policies import policy_for
 
 from ejax.collectors import HostCollector

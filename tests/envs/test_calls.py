@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from host_tasks import Drift
 from rude_runs import config, in_workers
 from rude_tasks import Rude, Stop, end
-from tables import cases, refused
 
 from ejax.envs.adapters.gymnasium import Contained, make_in_worker
 from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, closing, short_error, under_way, waiting_for

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refusals, refused
 from numpy.typing import NDArray
-from tables import cases, refusals, refused
 
 from ejax.config import load_config
 from ejax.envs.manager.embodied import EmbodiedEnv

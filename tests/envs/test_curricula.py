@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from small_configs import BASE, make, trainer
-from tables import cases, refused
 from whole_runs import assert_goes_on_with_the_same_bits
 
 from ejax.envs.locomotion.catalog import VelocityTask, change_task, robot_names, velocity_task

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases, keys_of, refusals, refused
+from case_tables import cases, keys_of, refusals, refused
 
 from ejax.config import load_config
 from ejax.config.__main__ import main

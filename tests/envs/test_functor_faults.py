@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import refusals, refused
+from case_tables import refusals, refused
 
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.terms.registry import TERMS

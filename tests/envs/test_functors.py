@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases, refusals, refused
+from case_tables import cases, refusals, refused
 
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.engine import PhysicsState

@@ -15,11 +15,11 @@ import chex
 import jax
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from host_tasks import Drift, Linear, SameArrays, Wrapped
 from ladder import Ladder
-from tables import cases, refused
 from tiny import tiny
 
 from ejax import replay

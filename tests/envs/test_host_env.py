@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from host_tasks import Drift, Linear
 from ladder import Asked, Ladder
-from tables import cases, refused
 from tiny import tiny
 
 from ejax.collectors import HostCollector

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tables import cases
+from case_tables import cases
 
 from ejax.check import main
 from ejax.envs.task.inspection import inspect_model

@@ -6,8 +6,8 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from stick_robots import h1_2_sticks, microduck_sticks
-from tables import cases, refused
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.model import LeggedModel, make_legged_model, read_links

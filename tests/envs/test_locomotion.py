@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.envs.locomotion.catalog import robot_names, velocity_task
 from ejax.envs.locomotion.model import PLACE_WIDTH, LeggedModel, make_legged_model

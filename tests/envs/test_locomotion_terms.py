@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases
+from case_tables import cases
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.task.terms import Term

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.mirror import Mirror, changed, make_mirror, mirror_joints

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.model import read_links

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from cube_sweep import C_ENGINE, CUBE, assert_same_bits, sweep, trajectory
 from numpy.typing import NDArray
-from tables import cases, refused
 
 from ejax.envs.mujoco.drawing import Appearance, default_view
 from ejax.envs.mujoco.engine import Physics, PhysicsState, render

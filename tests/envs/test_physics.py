@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 from tiny import tiny
 
 from ejax.config import RunConfig, parse_config

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from tables import cases
+from case_tables import cases
 
 from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import PhysicsState

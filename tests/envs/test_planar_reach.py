@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases
+from case_tables import cases
 
 from ejax.algorithms.apg import APGConfig, apg_update
 from ejax.distributions import action_spec

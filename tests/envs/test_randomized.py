@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refusals, refused
 from damages import same, what_is_left
-from tables import cases, refusals, refused
 from tiny import tiny
 
 from ejax.config import ConfigError, parse_config

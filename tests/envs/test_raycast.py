@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from case_tables import refused
 from numpy.typing import NDArray
-from tables import refused
 
 from ejax.envs.mujoco.drawing import Appearance, free_camera
 from ejax.envs.mujoco.engine import render

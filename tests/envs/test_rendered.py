@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import refusals, refused
+from case_tables import refusals, refused
 
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.tasks.cart_pole import CartPoleRL

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.envs.locomotion.catalog import Push, read_task, robot_names, velocity_task
 from ejax.envs.locomotion.robots import Foot

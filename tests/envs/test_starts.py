@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax import MuJoCoTask, World
 from ejax.config import ConfigError

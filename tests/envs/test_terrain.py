@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.locomotion.velocity import VelocityRL

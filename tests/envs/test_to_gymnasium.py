@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refusals, refused
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
-from tables import cases, refusals, refused
 
 import ejax.envs.gymnasium  # noqa: F401  # registers the ids
 from ejax.envs.adapters.gymnasium import GymnasiumVector

@@ -10,8 +10,8 @@ import mujoco
 import numpy as np
 import pytest
 import stick_robots
+from case_tables import cases, refused
 from small_configs import BASE
-from tables import cases, refused
 from whole_runs import assert_goes_on_with_the_same_bits
 
 from ejax.envs.locomotion.clips import motion_file, read_clip

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.randomization.physics import PHYSICS

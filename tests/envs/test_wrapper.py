@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, keys_of, refusals, refused
 from flax import struct
-from tables import cases, keys_of, refusals, refused
 from tiny import EPISODE, tiny
 from toy_policies import policy_for
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.algorithms.ppo import ppo_update
 from ejax.config import ConfigError, RunConfig, parse_config

@@ -10,8 +10,8 @@ import chex
 import jax
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from gymnasium.vector import AutoresetMode
-from tables import cases, refused
 from tiny import tiny
 
 from ejax.collectors import HostCollector

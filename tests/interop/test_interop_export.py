@@ -16,6 +16,7 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from exports import (
     HERE,
     ROOT,
@@ -33,7 +34,6 @@ from exports import (
     skip_without_formats,
     verify_without,
 )
-from tables import cases, refused
 from tiny import tiny
 from toy_policies import ORIGIN, Toy, policy_for
 

@@ -6,7 +6,7 @@ from typing import Any
 import chex
 import jax
 import pytest
-from tables import refused
+from case_tables import refused
 
 pytest.importorskip("torch")
 

@@ -10,9 +10,9 @@ from typing import Any
 import chex
 import numpy as np
 import pytest
+from case_tables import refused
 from exports import HERE, ROOT, case_of, certificate, contract_of, needs
 from memory_runs import MEMORIES, make_run
-from tables import refused
 
 pytest.importorskip("torch")
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import own_policies
 import pytest
+from case_tables import refused
 from exports import HERE, certificate, needs, save_run
 from flax import struct
 from own_policies import HIDDEN, OBS
-from tables import refused
 from tiny import tiny
 
 from ejax.config import parse_config

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from exports import run_without
-from tables import cases, refused
 
 from ejax.distributions import ActionSpec, Normal
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig

@@ -14,9 +14,9 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from matplotlib import cbook
 from PIL import Image
-from tables import cases, refused
 
 from ejax.numerics.text import as_bytes
 from ejax.policies.pretrained import efficientnet, minilm

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import cases, refused
 
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from ejax.returns import gae

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases
 from exports import HERE, copy_of, keep_only, needs, one_batch_size, rewrite, rewrite_arrays, seal
-from tables import cases
 from toy_policies import ORIGIN, policy_for
 
 from ejax.envs.tasks.point_mass import PointMassRL

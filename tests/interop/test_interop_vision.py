@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from exports import HERE, ROOT, case_of, certificate, contract_of, needs, one_batch_size, save_run, skip_without_formats
-from tables import cases, refused
 
 from ejax.config import load_config, parse_config
 from ejax.distributions import action_spec

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from exports import (
     HERE,
     ROOT,
@@ -27,7 +28,6 @@ from exports import (
     skip_without_formats,
     verify_without,
 )
-from tables import cases, refused
 
 from ejax.evaluation import evaluate
 from ejax.numerics.text import as_bytes

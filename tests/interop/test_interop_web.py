@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 from tiny import EPISODE
 
 from ejax.distributions import ActionSpec

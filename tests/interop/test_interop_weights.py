@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.config import RunConfig
 from ejax.distributions import ActionSpec

@@ -14,8 +14,8 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from small_flow import HORIZON, Flow, Wander, learned
-from tables import cases, refused
 from tiny import tiny
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tables import cases
+from case_tables import cases
 
 pytest.importorskip("tensordict", reason="needs torch and tensordict: pip install -e '.[torch]'")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from benchmarks.kernel_counts import budgets
 from benchmarks.kernel_counts.__main__ import main

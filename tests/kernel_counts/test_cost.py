@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from tables import cases, refused
+from case_tables import cases, refused
 
 from benchmarks.kernel_counts.cost import Collective, Cost, instruction_cost
 from benchmarks.kernel_counts.hlo import Computation, Instruction, Module, Shape, parse

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 import yaml
-from tables import cases
+from case_tables import cases
 from tiny import EVALUATED, NUM_ENVS, NUM_STEPS, PPO, STEPS, tiny
 
 from benchmarks.kernel_counts.bounds import HOST_TRIP_S, LAUNCH_S, bounds

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from case_tables import cases, refused
 from pydantic import BaseModel
-from tables import cases, refused
 
 from ejax.logs.json_records import FactsError, read_facts
 

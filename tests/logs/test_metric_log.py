@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import cases
+from case_tables import cases
 
 from ejax.logs.metric_log import MetricLog, keep_up_to
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case_tables import refused
 from rich.console import Console
-from tables import refused
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 from tiny import tiny

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import cases
+from case_tables import cases
 from tiny import EVALUATED, tiny
 
 from ejax.config import parse_config

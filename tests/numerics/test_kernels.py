@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases
+from case_tables import cases
 
 from ejax.numerics import platforms
 from ejax.numerics.kernels import flat_params, map_parts, pack_rows

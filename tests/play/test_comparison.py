@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases, refusals, refused
+from case_tables import cases, refusals, refused
 from tiny import tiny
 from toy_tasks import Formula
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import cases
+from case_tables import cases
 from tiny import tiny
 
 from ejax.config import parse_config

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from flax import struct
 from numpy.typing import NDArray
-from tables import cases, refused
 from tiny import EPISODE, tiny
 from toy_tasks import Formula, Line, told
 

@@ -9,7 +9,7 @@ from typing import Any
 import imageio_ffmpeg
 import numpy as np
 import pytest
-from tables import refusals, refused
+from case_tables import refusals, refused
 
 from ejax.runtime.video import tile_frames, write_video
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from small_flow import HORIZON, Flow, InUnits, Wander, learned
-from tables import cases, refused
 
 from ejax.evaluation import evaluate
 from ejax.play.chunks import ExecutedPolicy, MeasuredEnv

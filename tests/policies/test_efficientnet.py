@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from jax import lax
-from tables import cases, refused
 
 from ejax.policies.pretrained import efficientnet
 from ejax.policies.pretrained.efficientnet import (

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases
 from flax import nnx
 from own_policies import OBS
-from tables import cases
 from tiny import EVALUATED, STEPS, tiny
 
 import ejax

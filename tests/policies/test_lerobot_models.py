@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from golden_vla_models import GIVEN, KINDS, load, make, small, write_folder
-from tables import cases, refused
 from vla_model_inputs import CHUNK, LENGTH
 
 from ejax.config.embodichain.check import check

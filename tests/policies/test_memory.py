@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from pytest import MonkeyPatch
-from tables import cases, refused
 from tiny import NETWORK as NETWORK_BLOCK
 from tiny import STEPS, tiny
 

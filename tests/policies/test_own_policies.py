@@ -13,9 +13,9 @@ import numpy as np
 import own_policies
 import pretrain_tasks
 import pytest
+from case_tables import refused
 from flax import nnx
 from own_policies import HIDDEN, KINDS, OBS, LinenBatchNorm, LinenHeads, NnxPlain
-from tables import refused
 from tiny import STEPS, tiny
 
 import ejax

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from gymnasium import spaces
-from tables import cases, refused
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.config import RunConfig

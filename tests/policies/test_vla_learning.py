@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from flax import traverse_util
 from golden_pairs import load as load_golden
 from golden_vla_models import FILE, KINDS, small, write_folder
 from picture_task import CHUNK, TEXTS, PictureTask
-from tables import cases, refused
 
 from ejax.config import parse_config
 from ejax.config.data import DataConfig

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.policies.pretrained.weights import WeightsError, find_weights, fit_weights, load_weights
 from ejax.schema.registry import WEIGHT_READERS

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from helpers.tiny import EVALUATED, GRPO, STEPS, tiny
 from kills import Killed, kill_at
-from tables import cases, refused
 
 from ejax.algorithms.ppo import PPOConfig
 from ejax.algorithms.step import RunState, Step, repeat_step

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import pytest
 import yaml
-from tables import cases, refused
+from case_tables import cases, refused
 from tiny import EVALUATED, NUM_ENVS, STEPS, tiny, tiny_sac
 
 from ejax.config import ConfigError, load_config, parse_config

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from tables import cases
+from case_tables import cases
 
 from ejax.preflight.work import Work, count_work
 

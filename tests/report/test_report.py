@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import cases
+from case_tables import cases
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import parse_config

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from tables import cases
+from case_tables import cases
 
 from ejax.runtime.device import matmul_precision, prepare_jax
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case_tables import refused
 from commands_under_way import wait_until
-from tables import refused
 from tiny import STEPS, tiny
 
 from ejax.runtime.process_exit import SIGNALS, StopRequested, interruptible, until_signal

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from several_processes import two_processes
-from tables import cases, refused
 from tiny import tiny
 
 from ejax.config import ConfigError, parse_config

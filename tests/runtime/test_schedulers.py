@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import slurm
 import yaml
+from case_tables import refused
 from jax._src.clusters.cluster import ClusterEnv
 from jax._src.clusters.k8s_cluster import K8sCluster
-from tables import refused
 from tiny import tiny
 
 from ejax.train import _parser

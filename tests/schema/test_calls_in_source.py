@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tables import cases
+from case_tables import cases
 
 ROOT = Path(__file__).parents[2]
 

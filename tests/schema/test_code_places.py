@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 from tiny import tiny
 
 from ejax.config import parse_config

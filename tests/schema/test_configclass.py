@@ -5,7 +5,7 @@ import warnings
 from typing import Any
 
 import pytest
-from tables import refused
+from case_tables import refused
 
 from ejax.algorithms.grpo import GRPOConfig
 from ejax.algorithms.ppo import PPOConfig

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tables import cases
+from case_tables import cases
 
 from ejax.schema.messages import MAX_VALUE_CHARS, explain, noting, short_repr, shorten
 

@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 import jax
 import jax.numpy as jnp
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.runtime.tree_text import named_leaves
 from ejax.schema.paths import find, leaves, named, nest, part_names, unique, within

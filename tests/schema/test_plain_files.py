@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import refused
+from case_tables import refused
 
 from ejax.logs.metric_log import SESSIONS, MetricLog, write_session
 from ejax.schema.plain_files import (

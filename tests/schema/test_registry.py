@@ -10,8 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from helpers.small_configs import make
-from tables import cases, refused
 
 from ejax.algorithms import ppo
 from ejax.algorithms.lookup import find_algorithm

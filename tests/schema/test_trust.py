@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from tables import cases, keys_of, refused
+from case_tables import cases, keys_of, refused
 from tiny import tiny
 
 from ejax import evaluate, replay, train

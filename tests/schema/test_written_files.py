@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.schema.plain_files import ExpansionError, a_path, expanded, is_side_file, read_json, read_text
 from ejax.schema.writing import LinkError, append_file, make_folder, move, new_file, replace_file, replacing

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from damages import DAMAGES, damage
 from flax import struct
 from kills import Killed, kill_at
-from tables import cases, refused
 
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.runtime.sharding import make_mesh, sharded

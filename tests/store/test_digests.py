@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.store.digests import DamagedError, check_digests, write_digests
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 
 from ejax.algorithms.replay_buffer import Replay, Steps, Transition, without_rows
 from ejax.store import replay_rows

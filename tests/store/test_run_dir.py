@@ -13,8 +13,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from case_tables import cases, refused
 from kills import Killed, kill_at
-from tables import cases, refused
 from tiny import tiny
 
 import ejax

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from tables import refused
+from case_tables import refused
 
 from ejax.config import load_config
 from ejax.config.shipped import POLICIES, main, shipped_policies

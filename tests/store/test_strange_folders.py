@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
-from tables import cases
+from case_tables import cases
 from tiny import EVALUATED, tiny
 
 import ejax

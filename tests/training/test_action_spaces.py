@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases
 from gymnasium import spaces
-from tables import cases
 
 from ejax.algorithms.lookup import find_algorithm
 from ejax.config import ConfigError, parse_config

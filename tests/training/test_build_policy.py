@@ -6,8 +6,8 @@ import flax.linen as nn
 import gymnasium
 import jax
 import numpy as np
+from case_tables import cases, refused
 from helpers.tiny import NETWORK, tiny
-from tables import cases, refused
 
 import ejax
 from ejax.config import parse_config

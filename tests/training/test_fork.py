@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 from flax import struct
-from tables import cases, refused
 from tiny import EPISODE, EVALUATED, tiny
 
 from ejax.algorithms.sac import SACConfig

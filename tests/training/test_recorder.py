@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refusals, refused
 from numpy.typing import NDArray
 from several_processes import Shown
-from tables import cases, refusals, refused
 from tiny import EPISODE, EVALUATED, STEPS, tiny
 from toy_tasks import Formula, Line, told
 

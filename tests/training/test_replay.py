@@ -10,10 +10,10 @@ import chex
 import jax
 import numpy as np
 import pytest
+from case_tables import cases, refusals, refused
 from damages import same, what_is_left
 from kills import Killed, kill_at
 from several_processes import two_processes
-from tables import cases, refusals, refused
 from tiny import EVALUATED, NUM_ENVS, STEPS, tiny_sac
 
 from ejax.algorithms.replay_buffer import replays_in

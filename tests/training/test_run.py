@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case_tables import cases, refused
 from commands_under_way import start_process, wait_for_checkpoint
 from damages import asynchronous_run, damage, outcome, same, what_is_left
 from kills import Killed, kill_at
-from tables import cases, refused
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import ConfigError, bind, parse_config

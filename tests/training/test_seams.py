@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import refused
 from pydantic import BaseModel, ConfigDict
-from tables import refused
 from tiny import EPISODE, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update

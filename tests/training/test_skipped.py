@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from case_tables import cases, refused
 from failing_env import Failing
-from tables import cases, refused
 from tiny import EVALUATED, NUM_STEPS, STEPS, tiny
 
 from ejax.config import parse_config

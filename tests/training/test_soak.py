@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import refused
+from case_tables import refused
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 

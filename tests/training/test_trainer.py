@@ -6,9 +6,9 @@ from typing import Any
 
 import gymnasium
 import pytest
+from case_tables import cases, refused
 from damages import same, what_is_left
 from helpers.tiny import EPISODE, EVALUATED, NUM_ENVS, STEPS, tiny
-from tables import cases, refused
 
 from ejax.algorithms.ppo import ALGORITHM, PPOConfig
 from ejax.collectors.stateful import build_algo

@@ -9,7 +9,7 @@ from typing import Any
 import chex
 import jax
 import pytest
-from tables import cases, refused
+from case_tables import cases, refused
 from tiny import GRPO, STEPS, tiny
 
 from ejax.config import ConfigError, RunConfig, parse_config

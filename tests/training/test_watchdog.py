@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from case_tables import refused
 from commands_under_way import wait_until
 from host_tasks import Drift, Linear, Wrapped
 from rude_runs import config, in_workers
 from rude_tasks import end
-from tables import refused
 
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.config.collector import CollectorConfig
