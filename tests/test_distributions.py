@@ -106,9 +106,7 @@ def test_tanh_normal_log_prob_is_the_change_of_variables(log_prob: Callable[...,
     np.testing.assert_allclose(log_prob(squashed(), jnp.asarray(action, jnp.float32)), expected, rtol=1e-3)
 
 
-def test_tanh_normal_stays_in_its_bounds_with_a_finite_log_prob(
-    sample: Callable[..., Any], log_prob: Callable[..., Any]
-) -> None:
+def test_tanh_normal_stays_in_its_bounds_with_a_finite_log_prob(sample: Callable, log_prob: Callable) -> None:
     far = squashed(np.full((1000, 2), 8.0), np.full((1000, 2), 1.0))
     x = sample(far, jax.random.key(0))
     assert ((x >= LOW[None]) & (x <= HIGH[None])).all()

@@ -287,9 +287,7 @@ def refusal(raw: dict[str, Any]) -> str:
     ({"batch_size": STEPS + 1}, f"give at most {STEPS}"),
     ({"sequence_length": 4}, "the policy has no memory"),
 )
-def test_what_does_not_fit_is_refused_before_anything_is_compiled(
-    teacher: Path, options: dict[str, Any], text: str
-) -> None:
+def test_what_does_not_fit_is_refused_before_anything_is_compiled(teacher: Path, options: dict, text: str) -> None:
     raw = config_of(teacher)
     raw["algorithm"]["cfg"] |= options
     assert re.search(text, refusal(raw))

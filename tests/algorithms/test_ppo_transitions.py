@@ -73,9 +73,7 @@ def assert_same_update(one: Any, other: Any, rtol: float = 1e-4) -> None:
     ids=["default", "per minibatch", "vtrace"],
 )
 @pytest.mark.slow_cases("per minibatch", "vtrace")
-def test_an_update_with_masked_garbage_is_the_update_without_it(
-    small: tuple[ActorCritic, Any, Any], options: dict[str, Any]
-) -> None:
+def test_an_update_with_masked_garbage_is_the_update_without_it(small: tuple, options: dict) -> None:
     policy, params, rollout = small
     clean = replace(rollout, valid=jnp.ones_like(rollout.done))
 
@@ -102,9 +100,7 @@ def test_advantages_are_normalized_over_transitions_whatever_the_rule(small: tup
         np.testing.assert_allclose(some[:, :-1], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_that_is_no_transition_cuts_what_is_before_it_from_what_is_after_it(
-    small: tuple[ActorCritic, Any, Any],
-) -> None:
+def test_a_step_that_is_no_transition_cuts_what_is_before_it_from_what_is_after_it(small: tuple) -> None:
     *_, rollout = small
     valid = jnp.ones_like(rollout.done).at[3].set(False)
     running = jnp.zeros_like(rollout.done)
@@ -132,9 +128,7 @@ def test_without_staleness_a_correction_changes_nothing(small: tuple[ActorCritic
 
 
 @pytest.mark.slow
-def test_with_staleness_the_surrogate_is_clipped_around_the_start_of_the_update(
-    small: tuple[ActorCritic, Any, Any],
-) -> None:
+def test_with_staleness_the_surrogate_is_clipped_around_the_start_of_the_update(small: tuple) -> None:
     policy, params, rollout = small
     newer = {**params, "params": jax.tree.map(lambda x: x + 0.05, params["params"])}
     config = PPOConfig(staleness_correction="decoupled", batch_size=1000, n_epochs=1, behave_weight_threshold=1.5)

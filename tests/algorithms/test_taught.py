@@ -241,9 +241,7 @@ def test_a_run_comes_near_its_teachers_and_goes_on_with_the_same_bits(
     ({"0.teacher_obs": "policy"}, r"teachers.0.teacher: .*this run needs float32\[4, 8\]"),
     ({"population": {"seeds": 2}}, "cannot train a population"),
 )
-def test_what_does_not_fit_is_refused_by_its_key(
-    options: dict[str, Any], text: str, teachers: tuple[Path, Path]
-) -> None:
+def test_what_does_not_fit_is_refused_by_its_key(options: dict, text: str, teachers: tuple) -> None:
     (name, value), section = *options.items(), several(teachers)
     raw = with_distillation(tiny()["algorithm"], section)
     if name == "population":

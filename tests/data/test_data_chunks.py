@@ -188,9 +188,7 @@ def test_chunks_drawn_singly_are_like_those_drawn_together(buffer: Any, monkeypa
     ((1.0, 10, "episode"), TypeError, "batch_size must be an int, got float"),
     ((True, 10, "episode"), TypeError, "batch_size must be an int, got bool"),
 )
-def test_requests_that_no_buffer_serves_are_refused(
-    request_: tuple[Any, ...], error: type[Exception], message: str
-) -> None:
+def test_requests_that_no_buffer_serves_are_refused(request_: tuple, error: type, message: str) -> None:
     engine = OnlineDataEngine(OnlineDataEngineCfg("tasks:Toy", max_episode_steps=50))
     with pytest.raises(error, match=message):
         engine.sample_batch(*request_)

@@ -89,9 +89,7 @@ def test_replaying_the_actions_gives_what_was_recorded(task: ScriptedTask, attem
 
 
 @pytest.mark.slow
-def test_an_episode_is_its_row_of_the_attempt(
-    attempts: Attempts, outcomes: list[Episode | Failure], task: ScriptedTask
-) -> None:
+def test_an_episode_is_its_row_of_the_attempt(attempts: Attempts, outcomes: list, task: ScriptedTask) -> None:
     assert len(outcomes) == NUM_ENVS
     for row, outcome in enumerate(outcomes):
         assert isinstance(outcome, Episode) == bool(attempts.success[row])
@@ -123,9 +121,7 @@ def test_episodes_of_a_batch_differ(attempts: Attempts) -> None:
 
 
 @pytest.mark.slow
-def test_segments_follow_their_order_without_gaps(
-    task: ScriptedTask, outcomes: list[Episode | Failure], name: str
-) -> None:
+def test_segments_follow_their_order_without_gaps(task: ScriptedTask, outcomes: list, name: str) -> None:
     count = {"push_cube": 3}.get(name, 7)
     for outcome in outcomes:
         if isinstance(outcome, Episode):

@@ -227,9 +227,7 @@ def spoiled(**changes: Callable[..., Any]) -> Episode:
     (lambda: Episode(episode(0).frames, fields=episode(0).fields, complete=False), "not complete"),
     (lambda: Episode(episode(0).frames), "missing .*'goal'"),
 )
-def test_a_wrong_episode_is_refused_and_the_next_one_kept(
-    tmp_path: Path, bad: Callable[..., Any], message: str
-) -> None:
+def test_a_wrong_episode_is_refused_and_the_next_one_kept(tmp_path: Path, bad: Callable, message: str) -> None:
     with EpisodeWriter(tmp_path, SPEC, fps=20) as writer:
         refused(lambda: writer.append(bad(), "x"), match=message)
         writer.append(episode(0), instruction(0))
@@ -249,9 +247,7 @@ def test_a_wrong_episode_is_refused_and_the_next_one_kept(
     (EpisodeSpec({"c": ((15, 24, 3), "uint8")}), {}, "15 x 24; a video needs even sides"),
     (EpisodeSpec({"c": ((2,), "complex64")}), {}, "cannot be kept"),
 )
-def test_what_the_format_cannot_hold_is_refused(
-    tmp_path: Path, spec: EpisodeSpec, options: dict[str, Any], message: str
-) -> None:
+def test_what_the_format_cannot_hold_is_refused(tmp_path: Path, spec: EpisodeSpec, options: dict, message: str) -> None:
     refused(EpisodeWriter, tmp_path / "set", spec, **{"fps": 20, **options}, match=message)
     assert not (tmp_path / "set").exists()
 
@@ -495,9 +491,7 @@ def test_a_pickled_source_draws_the_same(kept: Path) -> None:
 @cases(
     "episodes error message", ([], ValueError, "no episode"), ([8], IndexError, "0 to 7"), ([1, 1], ValueError, "twice")
 )
-def test_a_wrong_choice_of_episodes_is_refused(
-    kept: Path, episodes: list[int], error: type[Exception], message: str
-) -> None:
+def test_a_wrong_choice_of_episodes_is_refused(kept: Path, episodes: list, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         RecordedEpisodes(kept, episodes=episodes)
 
@@ -680,9 +674,7 @@ def test_names_that_stay_equal_are_refused(tmp_path: Path) -> None:
     ({"next.success": True}, True),
     ({"next.success": False}, False),
 )
-def test_an_episode_ends_as_the_flags_of_its_last_frame_say(
-    tmp_path: Path, flags: dict[str, bool], terminated: bool
-) -> None:
+def test_an_episode_ends_as_the_flags_of_its_last_frame_say(tmp_path: Path, flags: dict, terminated: bool) -> None:
     reader = EpisodeReader(with_features(tmp_path / "set", flags))
     assert reader[1].terminated is terminated
     assert reader[1].success is flags.get("next.success", True)

@@ -357,9 +357,7 @@ def test_a_live_engine_is_learned_from_and_measured(tmp_path: Path) -> None:
     ({"broken_at": 20}, ArithmeticError, "the point left the plane"),
     ({"speed": 3}, TypeError, "unexpected keyword argument 'speed'"),
 )
-def test_a_broken_task_ends_the_run_with_its_own_error(
-    tmp_path: Path, task_cfg: dict[str, int], error: type[Exception], text: str
-) -> None:
+def test_a_broken_task_ends_the_run_with_its_own_error(tmp_path: Path, task_cfg: dict, error: type, text: str) -> None:
     with pytest.raises(error, match=text):
         train(
             parse_config(tree(engine(task_cfg=task_cfg, refill_threshold=1), iterations=10_000)),
@@ -391,9 +389,7 @@ def test_a_worker_that_is_ended_with_the_run_is_no_error_and_one_that_ends_by_it
     ({"obs_field": "observation"}, "data.obs_field", "no field 'observation'; there is obs, actions"),
     ({"action_field": "obs"}, "data.action_field", "the demonstrated actions are [14], but"),
 )
-def test_fields_that_do_not_fit_the_environment_are_named(
-    data: dict[str, Any], key: str, text: str, tmp_path: Path
-) -> None:
+def test_fields_that_do_not_fit_the_environment_are_named(data: dict, key: str, text: str, tmp_path: Path) -> None:
     error = refused(lambda: train(parse_config(tree({**ENGINE, **data})), run_dir=tmp_path / "run"))
     (problem,) = error.problems
     assert problem.key == key and text in problem.text

@@ -94,9 +94,7 @@ def seen(func: str, mode: str = "add", **params: Any) -> tuple[str, dict[str, An
         for func, word in (("nothing", "NoneType"), ("array", "must return the world"), ("shape", "the shapes of"))
     ),
 )
-def test_it_is_refused_by_its_key(
-    given: tuple[Any, dict[str, Any]], key: str, word: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_refused_by_its_key(given: tuple, key: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, functors in FUNCTORS.items():
         monkeypatch.setitem(TERMS, kind, {**TERMS[kind], **functors})  # type: ignore[misc, index]
     section, entry = given

@@ -103,9 +103,7 @@ def objective(fresh: tuple[Any, np.ndarray]) -> tuple[Callable[..., Any], Callab
 
 
 @pytest.mark.slow
-def test_gradients_reach_the_first_action_through_later_steps(
-    objective: tuple[Callable[..., Any], Callable[..., Any]],
-) -> None:
+def test_gradients_reach_the_first_action_through_later_steps(objective: tuple) -> None:
     _, gradient = objective
     slope = gradient(jnp.full((5, 8, 2), 0.1))
     assert jnp.isfinite(slope).all()

@@ -290,8 +290,6 @@ def test_an_action_of_a_pushing_policy_is_a_small_joint_step() -> None:
 
 
 @pytest.mark.parametrize(("start_range", "ends"), [((0.0, 0.0), (0.48, 0.49)), ((1.0, 1.0), (0.07, 0.09))])
-def test_the_arm_starts_between_home_and_behind_the_cube(
-    start_range: tuple[float, float], ends: tuple[float, float]
-) -> None:
+def test_the_arm_starts_between_home_and_behind_the_cube(start_range: tuple, ends: tuple) -> None:
     _, obs = PushCube(physics="mujoco", start_range=start_range).reset(KEY)
     assert ends[0] < obs[8] < ends[1]  # the tool's height, m

@@ -519,9 +519,7 @@ def test_weights_of_16_bits_are_widened(dtype: str, tmp_path: Path) -> None:
     ({"activation": "relu"}, r"actor\.2 is Tanh in the file and ReLU by the config: change policy\.actor"),
     ({"last_activation": "tanh"}, r"actor\.7 is no module in the file and Tanh by the config"),
 )
-def test_an_activation_that_is_not_the_files_is_refused(
-    change: Callable[..., Any], message: str, golden: dict[str, Any]
-) -> None:
+def test_an_activation_that_is_not_the_files_is_refused(change: Callable, message: str, golden: dict) -> None:
     network = {**options(golden)["policy"]["actor"]["network_cfg"], **change}
     config = parse_config(options(golden, policy__actor={"type": "mlp", "network_cfg": network}))
     with pytest.raises(ValueError, match=message):

@@ -55,9 +55,7 @@ def student(teacher: Path, **cfg: Any) -> Any:
     return raw
 
 
-def test_an_export_for_other_observations_or_a_changed_one_is_refused(
-    exported: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_an_export_for_other_observations_or_a_changed_one_is_refused(exported: tuple, tmp_path: Path) -> None:
     export = exported[1]
     build(parse_config(student(export)))
     raw = student(export)

@@ -300,9 +300,7 @@ def test_mistakes_are_named() -> None:
     ("seed", "values", lambda x: x[:, :1], r"value has shape \[3, 1\] .*, but reward has \[3, 2\]"),
     ("pr122", "value", lambda x: x[..., 0], r"value has shape \[3\] .*, but reward has \[3, 2\]"),
 )
-def test_fields_of_different_batches_are_refused(
-    layout: str, field: str, change: Callable[..., Any], message: str
-) -> None:
+def test_fields_of_different_batches_are_refused(layout: str, field: str, change: Callable, message: str) -> None:
     rollout, last_obs = make_rollout()
     data = rollout_to_dict(rollout, layout, last_obs=last_obs)
     data[field] = change(data[field])

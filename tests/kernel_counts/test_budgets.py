@@ -49,9 +49,7 @@ def budget_file(tmp_path: Path, **counts: int) -> Path:
     ({"train/update/kernels": 1100}, {"train/update/kernels": 1100, "train/minibatch/kernels": 3}, []),
     ({"train/env step/callbacks": 1}, {}, ["train/env step/callbacks: 1, the budget is 0"]),
 )
-def test_a_count_above_its_budget_is_named_with_both_numbers(
-    counted: dict[str, int], budget: dict[str, int], exceeded: list[str]
-) -> None:
+def test_a_count_above_its_budget_is_named_with_both_numbers(counted: dict, budget: dict, exceeded: list) -> None:
     assert worse(counted, budget) == exceeded
 
 

@@ -73,9 +73,7 @@ def test_a_line_that_is_no_record_is_left_out_and_said(line: str, log: tuple[Pat
 
 
 @pytest.mark.parametrize(("end", "said"), [(b"{", 0), (b'{"step": 40, "ti', 0), (b"0", 1), (b'{"step": 40, "ti\n', 1)])
-def test_a_line_that_a_kill_cut_short_is_nothing_to_speak_of(
-    end: bytes, said: int, log: tuple[Path, dict[str, Any]]
-) -> None:
+def test_a_line_that_a_kill_cut_short_is_nothing_to_speak_of(end: bytes, said: int, log: tuple) -> None:
     path, logged = log
     path.write_bytes(path.read_bytes() + end)
     assert len(keep_up_to(path, 30, logged=logged)) == said
@@ -91,9 +89,7 @@ def test_a_line_that_a_kill_cut_short_is_nothing_to_speak_of(
     (lambda path: (path.unlink(), path.mkdir()), "was no file"),
     ids=["changed", "cut", "empty", "removed", "a folder"],
 )
-def test_a_log_that_is_another_than_at_the_checkpoint_is_said(
-    damage: Callable[[Path], object], text: str, log: tuple[Path, dict[str, Any]]
-) -> None:
+def test_a_log_that_is_another_than_at_the_checkpoint_is_said(damage: Callable, text: str, log: tuple) -> None:
     path, logged = log
     damage(path)
     (problem,) = keep_up_to(path, 20, logged=logged)

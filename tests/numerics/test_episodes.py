@@ -48,9 +48,7 @@ def test_the_window_is_embodichains() -> None:
 
 
 @pytest.mark.parametrize("end_rate", [0.02, 0.4])
-def test_averages_are_those_of_the_last_100_episodes_after_every_rollout(
-    track: Callable[..., Any], end_rate: float
-) -> None:
+def test_averages_are_those_of_the_last_100_episodes_after_every_rollout(track: Callable, end_rate: float) -> None:
     # 16 envs × 20 steps: with the higher rate more than 100 episodes end in each rollout, with the lower a few
     rng = np.random.default_rng(0)
     stats, expected = init_episode_stats(16), Deques(16)

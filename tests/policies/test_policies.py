@@ -293,9 +293,7 @@ def test_actor_only_has_no_critic_and_value_zero() -> None:
 
 
 @cases("log_std used slope", (-6.0, -5.0, 0.0), (-5.0, -5.0, 1.0), (0.3, 0.3, 1.0), (2.0, 2.0, 1.0), (3.0, 2.0, 0.0))
-def test_log_std_is_clamped_as_torch_clamps(
-    actor_critic: tuple[ActorCritic, Any], log_std: float, used: float, slope: float
-) -> None:
+def test_log_std_is_clamped_as_torch_clamps(actor_critic: tuple, log_std: float, used: float, slope: float) -> None:
     policy, params = actor_critic
 
     def first(x: Any) -> Any:
@@ -424,9 +422,7 @@ def normalizing() -> tuple[ActorCritic, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("masked", [False, True])
-def test_rows_that_are_not_finite_do_not_enter_the_statistics(
-    normalizing: tuple[ActorCritic, Any], bad: float, masked: bool
-) -> None:
+def test_rows_that_are_not_finite_do_not_enter_the_statistics(normalizing: tuple, bad: float, masked: bool) -> None:
     policy, params = normalizing
     rows = np.random.default_rng(1).normal(size=(4, 3, 3)).astype(np.float32)
     rows[1, 2, 0] = rows[3, 0, 2] = bad
@@ -441,9 +437,7 @@ def test_rows_that_are_not_finite_do_not_enter_the_statistics(
 
 
 @pytest.mark.parametrize("value", [np.nan, 3e38])
-def test_rows_that_leave_nothing_finite_change_no_statistics(
-    normalizing: tuple[ActorCritic, Any], value: float
-) -> None:
+def test_rows_that_leave_nothing_finite_change_no_statistics(normalizing: tuple, value: float) -> None:
     policy, params = normalizing
     spread = np.full((4, 3), value, np.float32) * np.array([1, -1, 1, -1], np.float32)[:, None]  # (3e38)² overflows
     after = update_normalizer(policy, params, spread)

@@ -95,9 +95,7 @@ def test_a_process_whose_others_do_not_come_says_so_and_waits_for_a_limited_time
     {"JAX_COORDINATOR_ADDRESS": "host:1"},
     ids=lambda variables: next(iter(variables)),
 )
-def test_jax_is_asked_for_processes_that_a_scheduler_started(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
-) -> None:
+def test_jax_is_asked_for_processes_that_a_scheduler_started(monkeypatch: pytest.MonkeyPatch, variables: dict) -> None:
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr("jax.distributed.initialize", lambda *address, **options: asked.append(address))
     join_group(Address())

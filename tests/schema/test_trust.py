@@ -498,9 +498,7 @@ def test_the_option_takes_names_only(capsys: pytest.CaptureFixture[str]) -> None
     partial(train.main, name="pretrain"),
     lambda argv: config_main(["check", *argv]),
 )
-def test_every_command_that_opens_a_file_has_the_option(
-    command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_that_opens_a_file_has_the_option(command: Callable, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command(["--help"])
     assert "--trust package.module:Name" in capsys.readouterr().out

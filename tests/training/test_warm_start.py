@@ -26,9 +26,7 @@ from ejax.training.warm_start import start_from_policy
 from interop import embodichain
 
 
-def config_with(
-    algorithm: dict[str, Any] | None = None, network: dict[str, Any] | None = None, **policy: Any
-) -> RunConfig:
+def config_with(algorithm: dict | None = None, network: dict | None = None, **policy: Any) -> RunConfig:
     raw = tiny(iterations=3, seed=5)
     if algorithm:
         raw["algorithm"] = algorithm
