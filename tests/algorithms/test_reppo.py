@@ -16,7 +16,7 @@ from tiny import EPISODE, tiny
 from whole_runs import assert_goes_on_with_the_same_bits, assert_refused
 
 from ejax.algorithms.reppo import ALGORITHM, REPPOConfig, reppo_loss, reppo_target, reppo_update
-from ejax.config import load_config, parse_config
+from ejax.config import parse_config
 from ejax.distributions import ActionSpec
 from ejax.numerics.value_bins import hl_gauss
 from ejax.policies.actor_q import ActorQ
@@ -370,7 +370,3 @@ def test_it_learns_the_action_that_pays_and_keeps_its_entropy() -> None:
     assert abs(policy.apply(state.params, obs[0, 0])[0].mode()[0] - 1.0) < 0.1
     assert abs(metrics["entropy"][-20:].mean() + 0.5) < 0.15
     assert metrics["kl"].max() < 0.3
-
-
-def test_the_shipped_configs_are_read() -> None:
-    assert load_config("playground/reppo").algorithm.cfg.vmax == 150.0

@@ -19,7 +19,7 @@ from whole_runs import assert_refused
 from ejax.algorithms.off_policy import OffPolicyState, make_own
 from ejax.algorithms.replay_buffer import Transition
 from ejax.algorithms.sac import ALGORITHM, SACConfig, sac_step, sac_target, sac_update
-from ejax.config import load_config, parse_config
+from ejax.config import parse_config
 from ejax.distributions import ActionSpec
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.policies.actor_critic import ActorCritic
@@ -171,10 +171,6 @@ def raw_run(tmp_path: Path, **trainer: Any) -> dict[str, Any]:
 )
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: list[str], key: str, text: str) -> None:
     assert_refused(raw_run(tmp_path), changes, key, text)
-
-
-def test_the_shipped_config_is_read() -> None:
-    assert load_config("gymnasium/sac").algorithm.cfg.gradient_steps == 16
 
 
 @pytest.mark.slow

@@ -212,10 +212,6 @@ def test_bf16_stores_hidden_layers_in_bfloat16_and_the_rest_in_float32(activatio
         assert 1e-6 < jnp.linalg.norm(narrow - exact) / jnp.linalg.norm(exact) < 1.5e-2  # of the rounding: 2^-9 each
 
 
-def test_an_unknown_activation_is_refused() -> None:
-    refused(NetworkConfig, hidden_sizes=(8,), activation="reLU6", match="relu")
-
-
 @pytest.fixture(scope="module")
 def dropout() -> Callable[..., Any]:
     config = NetworkConfig(hidden_sizes=(200,), activation="none", dropout_p=0.25)
