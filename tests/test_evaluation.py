@@ -165,9 +165,7 @@ class Liar(Lengths):
 
     breaks: tuple[tuple[str, int, float], ...] = (("obs", 2, NAN),)
 
-    @property
-    def max_episode_steps(self) -> int:
-        return 4
+    max_episode_steps = 4
 
     def poison(self, state: Story, where: str) -> jax.Array:
         amounts = [value if what == where else 0.0 for what, _, value in self.breaks]

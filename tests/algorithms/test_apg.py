@@ -33,13 +33,8 @@ class Integrator:
     poison: bool = False
     max_episode_steps: int = 1000
 
-    @property
-    def observation_space(self) -> gymnasium.Space[Any]:
-        return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
-
-    @property
-    def action_space(self) -> gymnasium.Space[Any]:
-        return gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
 
     def reset(self, key: Key) -> tuple[tuple[Array, Array], Array]:
         x = jax.random.uniform(key, (1,), minval=0.5, maxval=1.0)

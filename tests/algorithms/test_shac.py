@@ -40,13 +40,8 @@ class Lanes:
     poison: bool = False
     max_episode_steps: int = 1000
 
-    @property
-    def observation_space(self) -> gymnasium.Space[Any]:
-        return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
-
-    @property
-    def action_space(self) -> gymnasium.Space[Any]:
-        return gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
 
     def reset(self, key: Key) -> tuple[tuple[Array, Array, Array], Array]:
         del key

@@ -120,9 +120,7 @@ class Strict:
     def render(self, state: Any, width: int = 8, height: int = 8, camera: Any = None) -> Any:
         return np.zeros((height, width, 3), np.uint8)
 
-    @property
-    def control_period(self) -> float:
-        return 0.1
+    control_period = 0.1
 
 
 class StrictHost:

@@ -47,13 +47,8 @@ class PictureTask:
     def action_space(self) -> gymnasium.spaces.Box:
         return gymnasium.spaces.Box(-1.0, 1.0, (2 * self.action_chunk,), np.float32)
 
-    @property
-    def description(self) -> EnvDescription:
-        return EnvDescription(text=("instruction",), instructions=TEXTS)
-
-    @property
-    def max_episode_steps(self) -> int:
-        return 3
+    description = EnvDescription(text=("instruction",), instructions=TEXTS)
+    max_episode_steps = 3
 
     def reset(self, key: Key) -> tuple[State, PyTree]:
         told = jax.random.randint(key, (), 0, 2)

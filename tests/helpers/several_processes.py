@@ -21,9 +21,7 @@ from ejax.types import CameraView
 class Shown(PointMassRL):
     """PointMass with pictures, trained by PointMass's programs: CartPole's are compiled each time, as they call out."""
 
-    @property
-    def control_period(self) -> float:
-        return 0.1
+    control_period = 0.1
 
     def render(
         self, state: PointMassState, width: int = 640, height: int = 480, camera: CameraView | None = None

@@ -227,13 +227,8 @@ class Recall:
 
     length: int = 4
 
-    @property
-    def observation_space(self) -> gymnasium.Space:
-        return gymnasium.spaces.Box(-1.0, 1.0, (NUM_OBSERVED,), np.float32)
-
-    @property
-    def action_space(self) -> gymnasium.Space:
-        return gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (NUM_OBSERVED,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
     @property
     def max_episode_steps(self) -> int:

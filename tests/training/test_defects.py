@@ -42,21 +42,14 @@ class Counting:
 
     length: int = 0
 
-    @property
-    def observation_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
-
-    @property
-    def action_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
 
     @property
     def max_episode_steps(self) -> int:
         return self.length
 
-    @property
-    def control_period(self) -> float:
-        return 0.1
+    control_period = 0.1
 
     def reset(self, key: Key) -> tuple[Array, Array]:
         jax.debug.callback(lambda _: RESETS.append(1), jax.random.key_data(key))  # called for each row of a batch
