@@ -6,10 +6,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ejax.config.load import load_config, parse_untrusted
+from ejax.config.shipped import shipped_names
+from ejax.envs.check import check_env
+from ejax.envs.mujoco.drawing import asset_of
+from ejax.envs.task.inspection import inspect_model
+from ejax.envs.tasks.mujoco_task import MuJoCoTask
+from ejax.envs.wrappers.wrapper import innermost
+from ejax.logs.console import summary
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.messages import explain
 from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
+from ejax.training.environments import build_env
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,14 +46,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _check_task(name: str, overrides: list[str]) -> int:
-    from ejax.config.load import load_config, parse_untrusted
-    from ejax.config.shipped import shipped_names
-    from ejax.envs.check import check_env
-    from ejax.envs.mujoco.drawing import asset_of
-    from ejax.envs.tasks.mujoco_task import MuJoCoTask
-    from ejax.envs.wrappers.wrapper import innermost
-    from ejax.training.environments import build_env
-
     network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "tanh"}}
     policy = {"name": "actor_critic", "actor": network, "critic": network}
     raw: Any = {"trainer": {}, "env": {"id": name}, "policy": policy}  # of a run that could train in it
@@ -56,13 +61,6 @@ def _check_task(name: str, overrides: list[str]) -> int:
 
 
 def _check_model(asset: str, keyframe: str | int) -> int:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from ejax.envs.task.inspection import inspect_model
-    from ejax.logs.console import summary
-
     found = inspect_model(asset, keyframe)
     console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False)
     summary({"model": asset if not asset.lstrip().startswith("<") else "MJCF as text", **found.facts})

@@ -5,6 +5,9 @@ import os
 import sys
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.messages import explain
 from ejax.schema.plain_files import a_path, expanded, to_json
@@ -27,8 +30,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from ejax.logs.console import working
     from ejax.preflight.run import preflight
 
@@ -42,10 +43,8 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def show(found: dict[str, Any], console: Any) -> None:
+def show(found: dict[str, Any], console: Console) -> None:
     """Print what ``preflight`` found."""
-    from rich.table import Table
-
     where = f"{found['hosts']} x {found['gpus']}" if found["hosts"] > 1 else str(found["gpus"])
     console.print(
         f"{found['config']}: {where} x {found['card']['name']}, {found['num_envs']} environments on each, "

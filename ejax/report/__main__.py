@@ -1,7 +1,9 @@
 """``ejax report RUN…``: runs as one HTML page that opens anywhere."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
+from ejax.schema.messages import explain
 from ejax.schema.plain_files import a_path
+from ejax.schema.writing import replace_file
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
@@ -26,8 +28,6 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.logs.json_records import FactsError
     from ejax.report.page import render_page
     from ejax.report.runs import Run, read_parity, runs_in
-    from ejax.schema.messages import explain
-    from ejax.schema.writing import replace_file
     from ejax.store.checkpoint import CheckpointError
 
     left_out: list[str] = []

@@ -405,7 +405,7 @@ def test_an_override_of_a_section_replaces_it() -> None:
 def test_an_output_folder_that_cannot_be_made_is_refused_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ejax.runtime.device.prepare_jax", lambda device: None)  # it sets up the process for good
+    monkeypatch.setattr("ejax.training.command.prepare_jax", lambda device: None)  # it sets up the process for good
     (tmp_path / "file").write_text("")
     config = ROOT / "configs" / "point_mass" / "ppo.yaml"
     assert main(["--config", str(config), f"trainer.output_dir={tmp_path / 'file' / 'outputs'}"]) == 2

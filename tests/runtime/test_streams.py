@@ -67,6 +67,7 @@ DRIVE = """
 from ejax.runtime.process_exit import exit_on_signal, exit_with
 exit_on_signal()
 import ejax.train
+import ejax.training.command
 from ejax.logs.metrics import MetricWriter
 from ejax.store.run_dir import RunDirectory
 from ejax.training.sink import RunSink
@@ -86,7 +87,7 @@ MOMENTS = {
     "in the middle": "RunSink, '_updated'",
     "while a checkpoint is written": "RunDirectory, 'save'",
     "during the evaluation": "RunSink, '_record_evaluation'",
-    "at the summary": "ejax.train, 'print_summary'",
+    "at the summary": "ejax.training.command, 'print_summary'",
 }
 KINDS = ["pipe", "disk", "terminal", "from the start"]
 NUMBERS = [(1,), (2,), (1, 2)]
