@@ -15,10 +15,7 @@ GROUPS = {
         "configs": ("ejax.config.shipped", "list the configs that come with ejax, or copy one to edit"),
         "check": ("ejax.check", "check a robot's MJCF, its units and actuators; play a task of your own"),
         "config": ("ejax.config.__main__", "check a config file, or print the schema"),
-        "preflight": (
-            "ejax.preflight.__main__",
-            "compile a config for GPUs that you do not have: memory and work",
-        ),
+        "preflight": ("ejax.preflight.__main__", "compile a config for GPUs that you do not have: memory and work"),
     },
     "Look": {
         "play": ("ejax.play.__main__", "watch a trained policy in MuJoCo's viewer or a video; push and command it"),

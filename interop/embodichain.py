@@ -64,12 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.command == "to-pt":
             export_pt(
-                args.run,
-                args.out,
-                member=args.member,
-                checkpoint=args.checkpoint,
-                layout=args.layout,
-                like=args.like,
+                args.run, args.out, member=args.member, checkpoint=args.checkpoint, layout=args.layout, like=args.like
             )
             print(f"wrote {args.out}")
         else:

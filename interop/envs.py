@@ -263,11 +263,7 @@ def make(
     what the factory gives is not such an environment."""
     env = _factory(place)(num_envs=num_envs, device=device, **{name: thaw(value) for name, value in cfg.items()})
     return TorchVector(
-        env,
-        device=device,
-        final_obs_key=final_obs_key,
-        row_reset_option=row_reset_option,
-        clip_actions=clip_actions,
+        env, device=device, final_obs_key=final_obs_key, row_reset_option=row_reset_option, clip_actions=clip_actions
     )
 
 

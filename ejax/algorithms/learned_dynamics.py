@@ -109,11 +109,7 @@ class Model:
 
     def see(self, model: LearnedDynamics, rollout: Rollout) -> LearnedDynamics:
         """Add the steps of a rollout with ``next_obs`` to the moments."""
-        steps = {
-            "obs": rollout.obs,
-            "increment": rollout.next_obs - rollout.obs,
-            "reward": rollout.reward[..., None],
-        }
+        steps = {"obs": rollout.obs, "increment": rollout.next_obs - rollout.obs, "reward": rollout.reward[..., None]}
         return replace(
             model, seen={name: add_rows(model.seen[name], rows, rollout.valid) for name, rows in steps.items()}
         )

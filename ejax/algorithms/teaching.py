@@ -105,8 +105,5 @@ def _bind(options: Any, num_updates: int) -> Any:
     return options.model_copy(update=bound)
 
 
-TAUGHT_FIELDS: dict[str, Any] = {
-    "taught": lambda options: options.distillation,
-    "bind": _bind,
-}
+TAUGHT_FIELDS: dict[str, Any] = {"taught": lambda options: options.distillation, "bind": _bind}
 """Fields of an ``Algorithm`` whose options have ``distillation``."""

@@ -72,11 +72,7 @@ class ActorQ(nn.Module):
         x = network_input(self, "critic", obs, observe)
         x = jnp.concatenate([x, self.action_spec.unit_action(action)], axis=-1)
         stacked = nn.vmap(
-            MLP,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=None,
-            axis_size=self.num_critics,
+            MLP, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=self.num_critics
         )
         output = stacked(self.critic, self.num_bins or 1, name="critic")(x)
         return output[..., 0] if self.num_bins is None else output

@@ -94,10 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("ejax preflight", description=about)
     parser.add_argument("--config", type=a_path, required=True, metavar="FILE", help="JSON or YAML; see docs/config.md")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as in ejax train")
-    cards, text = (
-        "h100|h200|a100|l40s|rtx4090|b200|FILE",
-        "GPU, or a file with XLA's GpuTargetConfigProto as text",
-    )
+    cards, text = ("h100|h200|a100|l40s|rtx4090|b200|FILE", "GPU, or a file with XLA's GpuTargetConfigProto as text")
     parser.add_argument("--target", type=expanded, default="h100", metavar=cards, help=f"{text} (default: %(default)s)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs per host, which share the environments")
     parser.add_argument("--hosts", type=int, default=1, metavar="N")

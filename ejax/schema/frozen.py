@@ -80,10 +80,7 @@ def _frozen_kwargs(value: Any) -> FrozenDict:
 
 
 Kwargs = Annotated[
-    FrozenDict,
-    PlainValidator(_frozen_kwargs),
-    PlainSerializer(thaw),
-    WithJsonSchema({"type": "object"}),
+    FrozenDict, PlainValidator(_frozen_kwargs), PlainSerializer(thaw), WithJsonSchema({"type": "object"})
 ]
 """Keyword arguments for something else: any mapping, frozen; null is an empty one."""
 

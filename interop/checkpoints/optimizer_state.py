@@ -77,10 +77,7 @@ def opt_state_from_torch(policy: Policy, params: Params, state: Mapping[str, Any
     if len(counts) > 1:
         raise ValueError(f"the optimizer took {sorted(counts)} steps for different parameters; optax keeps one count")
     return optax.tree_utils.tree_set(
-        fresh,
-        mu=moments["exp_avg"]["params"],
-        nu=moments["exp_avg_sq"]["params"],
-        count=np.int32(counts.pop()),
+        fresh, mu=moments["exp_avg"]["params"], nu=moments["exp_avg_sq"]["params"], count=np.int32(counts.pop())
     )
 
 

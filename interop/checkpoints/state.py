@@ -11,13 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
-from ejax.optim import (
-    ScheduleConfig,
-    bind_schedule,
-    get_learning_rate,
-    scheduled_learning_rate,
-    set_learning_rate,
-)
+from ejax.optim import ScheduleConfig, bind_schedule, get_learning_rate, scheduled_learning_rate, set_learning_rate
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.actor_q import ActorQ, load_actor_from, loaded_actor_note
 from ejax.policies.with_memory import ActorCriticWithMemory

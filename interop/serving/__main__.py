@@ -71,9 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but loopback needs --token")
     parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0: any free port")
     parser.add_argument(
-        "--token",
-        default=os.environ.get("EJAX_SERVE_TOKEN"),
-        help="for clients to send (default: EJAX_SERVE_TOKEN)",
+        "--token", default=os.environ.get("EJAX_SERVE_TOKEN"), help="for clients to send (default: EJAX_SERVE_TOKEN)"
     )
     parser.add_argument("--clients", type=whole(1, 1024), default=16, metavar="N", help="most clients at a time")
     add_policy_options(parser)

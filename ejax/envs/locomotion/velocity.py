@@ -15,13 +15,7 @@ from ejax.envs.description import Feature
 from ejax.envs.locomotion.catalog import VelocityTask, change_task, velocity_task
 from ejax.envs.locomotion.legged_task import LeggedTask, with_given
 from ejax.envs.locomotion.mirror import Mirror, make_mirror
-from ejax.envs.locomotion.motion import (
-    FootTimers,
-    heading,
-    no_contacts,
-    observe_motion,
-    start_timers,
-)
+from ejax.envs.locomotion.motion import FootTimers, heading, no_contacts, observe_motion, start_timers
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.task.terms import Outcome, total

@@ -161,11 +161,7 @@ class GraspTask(PhysicsTask):
         # once lifted counts as lifted: setting the cube down must not cost what lifting earned
         height = jnp.where(was_lifted, 1.0, jnp.clip(height_of(cube) / LIFT, 0.0, 1.0))
         placed = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(cube - goal))
-        return {
-            "reaching": reached,
-            "lifting": height,
-            "placing": was_lifted * placed,
-        }
+        return {"reaching": reached, "lifting": height, "placing": was_lifted * placed}
 
     def tool_position(self, state: Any) -> Array:
         """[3], m: the tool centre point."""

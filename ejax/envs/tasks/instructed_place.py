@@ -23,17 +23,7 @@ from ejax.envs.tasks.grasp_task import (
     is_set_down,
     make_grasp_model,
 )
-from ejax.envs.tasks.place_instructions import (
-    BYTES,
-    COLOURS,
-    LENGTH,
-    ZONES,
-    Split,
-    Wordings,
-    pairs,
-    table,
-    wordings,
-)
+from ejax.envs.tasks.place_instructions import BYTES, COLOURS, LENGTH, ZONES, Split, Wordings, pairs, table, wordings
 from ejax.numerics.text import as_text
 from ejax.types import Array, Key
 

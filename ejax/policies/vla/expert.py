@@ -152,12 +152,7 @@ class ExpertNetwork(nn.Module):
         mask = jnp.concatenate([past, jnp.broadcast_to(own[None], (*rows, rows[1]))], axis=-1)
         places = jnp.broadcast_to(number[None], rows)
         out, _ = self.expert(
-            token,
-            mask,
-            jnp.sum(there, axis=1, keepdims=True) + places,
-            caches,
-            cross_mask=past,
-            cross_place=places,
+            token, mask, jnp.sum(there, axis=1, keepdims=True) + places, caches, cross_mask=past, cross_place=places
         )
         return -self.action_out(out[:, -x.shape[1] :])  # theirs points from actions to noise
 

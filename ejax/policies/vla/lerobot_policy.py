@@ -22,14 +22,7 @@ from ejax.policies.vla.adapters import KEPT, Adapted, adopted, merged
 from ejax.policies.vla.config import HeadConfig, LoraConfig, ModelConfig, SizesConfig, VLAConfig
 from ejax.policies.vla.expert import Context, ExpertNetwork, ExpertSpec, Kind, touch_all
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
-from ejax.policies.vla.lerobot_folder import (
-    folder_kind,
-    load_folder,
-    made_spec,
-    read_spec,
-    row_tokenizer,
-    tokenizer,
-)
+from ejax.policies.vla.lerobot_folder import folder_kind, load_folder, made_spec, read_spec, row_tokenizer, tokenizer
 from ejax.policies.vla.words import PADDING, Words, split, vocabulary_of
 from ejax.runtime.host_call import host_call
 from ejax.schema.problems import Problem
