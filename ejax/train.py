@@ -51,7 +51,7 @@ def _run(name: str, args: argparse.Namespace) -> int:
             failure = command.print_summary(name, config, result)
         else:
             result = import_late("ejax.population").train_population(config, resume=args.resume, run_dir=args.run)
-            failure = import_late("ejax.population.summary").print_population(name, config, result)
+            failure = import_late("ejax.population.lanes").print_population(name, config, result)
         return failure or (0 if result.finished else args.stopped_exit_code)
     except Exception as error:
         code, text = command.exit_code_of(error)

@@ -15,9 +15,10 @@ from ejax.config.models import TrainerConfig
 from ejax.config.population import OPTIONS, Member
 from ejax.logs.best import REWARD
 from ejax.logs.metrics import MetricWriter
-from ejax.population.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
+from ejax.population.lineage import EXPLOITS, Exploited, lineage, read_exploits, value_texts, write_exploit
 from ejax.population.members import PopulationParts, take
 from ejax.population.step import FITNESS, PARENT, PopulationState
+from ejax.runtime.process_exit import refused
 from ejax.runtime.stopwatch import ENGINE
 from ejax.schema.frozen import thaw
 from ejax.schema.plain_files import to_json
@@ -26,6 +27,8 @@ from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import create_run_directory
 from ejax.store.run_lock import run_lock
 from ejax.training.callbacks import TrainingRun
+from ejax.training.command import last_evaluation, of_fresh_episodes, print_facts
+from ejax.training.evaluators import read_fresh
 from ejax.training.open_run import OpenRun
 from ejax.training.reporter import memory_in_use, skipped_fraction, times
 from ejax.training.saver import Lane, Progress, Saver
@@ -242,3 +245,31 @@ def best_member(trainer: TrainerConfig, progress: Sequence[Progress], rewards: S
         return max(bests, key=lambda i: (sign * bests[i].value, own[i], -i))  # equal ones: the first
     known = [i for i, reward in enumerate(rewards) if math.isfinite(reward)]
     return max(known, key=lambda i: (rewards[i], -i), default=None)
+
+
+def print_population(name: str, config: RunConfig, result: PopulationResult) -> int:
+    """Print the facts of a population that has ended. Returns the exit code."""
+    best, tag = result.best_member, config.trainer.best_eval_metric
+    broken = [i for i, alive in enumerate(result.alive) if not alive]
+    skipping = [i for i, skipped in enumerate(result.skipped_updates) if skipped > 0.5 * result.num_updates]
+    of_best: dict[str, str] = {}
+    if best is not None:
+        exploits, at = read_exploits(result.run_dir), result.best_eval_steps[best]
+        of_best = value_texts(exploits, best, at, result.members[best].values)
+        if exploits:
+            of_best["its lineage"] = lineage(exploits, best)
+            of_best["exploits"] = f"{len(exploits)}: {result.run_dir / EXPLOITS}"
+        of_best[f"its best {tag}"] = str(result.best_eval_values[best])
+        of_best |= of_fresh_episodes(read_fresh(result.run_dir / "members" / str(best)), tag)
+    facts = {
+        **last_evaluation(result.last_eval_metrics),
+        "best member": "none" if best is None else f"{best}: seed {result.members[best].seed}",
+        **of_best,
+        "broken members": ", ".join(map(str, broken)) or None,
+        "members that skipped most updates": ", ".join(map(str, skipping)) or None,
+        "latest checkpoint": result.latest_checkpoint_path or "each member's own",
+    }
+    print_facts(config, result, facts, " of each", " of all")
+    if len(broken) == len(result.members):  # some that broke are a result, all are a failure
+        return refused(f"ejax {name}", "every member broke; lower algorithm.cfg.optimizer.learning_rate", 3)
+    return 0

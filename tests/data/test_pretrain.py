@@ -604,15 +604,13 @@ def test_of_the_engines_options_a_resumed_run_may_change_its_patience() -> None:
     assert with_changes(config, now) == parse_config(tree(engine(worker_timeout=7.0)))
 
 
-def test_the_flat_keys_of_earlier_releases_load(recorded: dict[str, Any]) -> None:
+def test_flat_keys_of_the_engine_load() -> None:
     config = parse_config(tree(engine(seed=3, refill_threshold=7)))
     whole = config.to_dict()["data"]
     flat = {key: value for key, value in whole.pop("engine").items() if key not in ("seed", "lifecycle_event_capacity")}
     assert parse_config(tree({**whole, **flat, "seed": 3})).data == config.data.replace(
         seed=3, engine=config.data.engine.replace(seed=0)
     )
-    kept = parse_config(tree({**whole, **flat, "task": None, **recorded})).data  # with the defaults of what it lacks
-    assert kept == parse_config(tree(recorded)).data
 
 
 @pytest.mark.usefixtures("nothing_trusted")

@@ -92,11 +92,10 @@ def ignore_options(draft: Draft) -> None:
 
 
 def ignore_engine_fields(draft: Draft) -> None:
-    """Take out the fields of EmbodiChain's ``OnlineDataEngineCfg`` that ``data.engine`` lacks, and all of them where a
-    run of an earlier release, of kept episodes, had their defaults."""
+    """Take out the fields of EmbodiChain's ``OnlineDataEngineCfg`` that ``data.engine`` lacks."""
     engine = draft.get("data.engine")
     if draft.get("data.source") == "recorded" and isinstance(engine, dict):
-        for name in [] if engine.get("task", "") is None else list(engine):
+        for name in engine:
             draft.reject(f"data.engine.{name}", "source 'recorded' does not read it; leave it out")
         draft.pop("data.engine")
     for section, name in itertools.product(("data", "data.engine"), OF_EMBODICHAIN_ONLY):
