@@ -27,7 +27,7 @@ from ejax.numerics.text import as_bytes
 from ejax.policies.observations import flatten_observation
 from ejax.policies.pretrained.weights import find_weights, load_weights
 from ejax.policies.vla.expert import ExpertSpec, Kind
-from ejax.policies.vla.lerobot_folder import read_spec
+from ejax.policies.vla.lerobot_folder import TABLES, read_spec
 from ejax.policies.vla.lerobot_policy import LeRobotPolicy, open_folder
 from ejax.policies.vla.words import PADDING, UNKNOWN, Words
 from ejax.schema.plain_files import read_bytes, to_json
@@ -35,47 +35,6 @@ from ejax.schema.writing import make_folder, move, new_file, replace_file, sync
 from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv, Params
 
-_PI0, _SMOLVLA = "model.paligemma_with_expert.", "model.vlm_with_expert."
-_ROOTS: Mapping[Kind, Mapping[str, str]] = {
-    "pi0": {
-        "vision": f"{_PI0}paligemma.model.vision_tower.vision_model.",
-        "connector": f"{_PI0}paligemma.model.multi_modal_projector.linear.",
-        "language": f"{_PI0}paligemma.model.language_model.",
-        "expert": f"{_PI0}gemma_expert.model.",
-    },
-    "smolvla": {
-        "vision": f"{_SMOLVLA}vlm.model.vision_model.",
-        "connector": f"{_SMOLVLA}vlm.model.connector.modality_projection.proj.",
-        "language": f"{_SMOLVLA}vlm.model.text_model.",
-        "expert": f"{_SMOLVLA}lm_expert.",
-    },
-}
-_HEADS: Mapping[Kind, tuple[str, ...]] = {
-    "pi0": (f"{_PI0}paligemma.lm_head.weight", f"{_PI0}gemma_expert.lm_head.weight"),
-    "smolvla": (f"{_SMOLVLA}vlm.lm_head.weight",),
-}
-"""Matrices that would say words; of PaliGemma the first is that of its tokens."""
-_NAMES = {
-    r"^patches\.(kernel|bias)": r"vision.embeddings.patch_embedding.\1",
-    r"^patches\.place": "vision.embeddings.position_embedding.weight",
-    r"^words\.": "language.embed_tokens.",
-    r"^vision\.layers_": "vision.encoder.layers_",
-    r"^vision\.norm\.": "vision.post_layernorm.",
-    r"^(vision.*)\.norm_attention\.": r"\1.layer_norm1.",
-    r"^(vision.*)\.norm_mlp\.": r"\1.layer_norm2.",
-    r"^(vision.*)\.up\.": r"\1.mlp.fc1.",
-    r"^(vision.*)\.down\.": r"\1.mlp.fc2.",
-    r"^(vision.*)\.o\.": r"\1.self_attn.out_proj.",
-    r"\.norm_attention\.": ".input_layernorm.",
-    r"\.norm_mlp\.": ".post_attention_layernorm.",
-    r"\.([qkvo])\.": r".self_attn.\1_proj.",
-    r"\.(up|down|gate)\.(?!_)": r".mlp.\1_proj.",
-    r"\.layers_(\d+)\.": r".layers.\1.",
-    r"^state_in\.": "model.state_proj.",
-    r"^action_(in|out)\.": r"model.action_\1_proj.",
-    r"^time_(in|out)\.": r"model.action_time_mlp_\1.",
-    r"\.(kernel|scale|embedding)$": ".weight",
-}
 _ROWS = 4
 _MODES = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
 
@@ -123,20 +82,21 @@ def lerobot_weights(policy: LeRobotPolicy, merged: Params) -> dict[str, NDArray[
     weights = {lerobot_name(kind, name): _in_torch(name, x) for name, x in flat.items() if name[:7] != "critic."}
     words = weights[lerobot_name(kind, "words.embedding")]
     found = {} if policy.folder is None else load_weights(policy.folder)
-    for name in _HEADS[kind]:
+    for name in TABLES["heads"][kind]:
         width = policy.spec.expert.width if "gemma_expert" in name else words.shape[1]
         weights[name] = found.get(name, np.zeros((len(words), width), np.float32))
     if kind == "pi0":
-        weights[_HEADS[kind][0]] = words.copy()
+        weights[TABLES["heads"][kind][0]] = words.copy()
     return weights
 
 
 def lerobot_name(kind: Kind, leaf: str) -> str:
     """Return LeRobot's name of ``leaf`` of an ``ExpertNetwork``."""
-    for pattern, replacement in _NAMES.items():
+    for pattern, replacement in TABLES["write"].items():
         leaf = re.sub(pattern, replacement, leaf)
     part, _, inside = leaf.partition(".")
-    return _ROOTS[kind].get(part, f"{part}.") + inside
+    roots: dict[str, str] = TABLES["roots"][kind]
+    return roots.get(part, f"{part}.") + inside
 
 
 def _in_torch(leaf: str, x: Any) -> NDArray[Any]:

@@ -31,61 +31,26 @@ from ejax.policies.pretrained.weights import (
 )
 from ejax.policies.vla.config import SizesConfig
 from ejax.policies.vla.expert import ExpertSpec, Kind
+from ejax.schema.frozen import freeze
 from ejax.schema.messages import short_repr
 from ejax.schema.plain_files import expanded, read_text
+from ejax.schema.tables import tables_beside
 from ejax.types import Params
 
-NAMES = {
-    r"^model\.": "",
-    r"^(paligemma_with_expert|vlm_with_expert)\.": "",
-    r"^(paligemma|vlm)\.(model\.)?": "",
-    r"^(vision_tower\.)?vision_model\.embeddings\.patch_embedding\.weight$": "patches.weight",
-    r"^(vision_tower\.)?vision_model\.embeddings\.patch_embedding\.bias$": "patches.bias",
-    r"^(vision_tower\.)?vision_model\.embeddings\.position_embedding\.weight$": "patches.place",
-    r"^(vision_tower\.)?vision_model\.(encoder\.)?": "vision.",
-    r"^(multi_modal_projector\.linear|connector\.modality_projection\.proj)\.": "connector.",
-    r"^(language_model|text_model)\.(model\.)?": "language.",
-    r"^(gemma_expert|lm_expert)\.(model\.)?": "expert.",
-    r"^language\.(model\.)?embed_tokens\.|^(language\.)?lm_head\.": "words.",
-    r"\.layers\.(\d+)\.": r".layers_\1.",
-    r"\.self_attn\.([qkvo])(ut)?_proj\.": r".\1.",
-    r"\.(layer_norm1|input_layernorm)\.": ".norm_attention.",
-    r"\.(layer_norm2|post_attention_layernorm)\.": ".norm_mlp.",
-    r"\.mlp\.(fc1|up_proj)\.": ".up.",
-    r"\.mlp\.(fc2|down_proj)\.": ".down.",
-    r"\.mlp\.gate_proj\.": ".gate.",
-    r"\.post_layernorm\.": ".norm.",
-    r"^(state|action)_(in_)?proj\.": r"\1_in.",
-    r"^action_out_proj\.": "action_out.",
-    r"^(action_)?time_mlp_(in|out)\.": r"time_\2.",
-}
-"""From names in LeRobot's and openpi's files, of several releases, to those of ``ExpertNetwork``."""
+TABLES: dict[str, Any] = tables_beside(__file__)
+NAMES: dict[str, str] = TABLES["read"]
 _HEADS = re.compile(r"(.*)lm_head\.weight$")  # what a language model says; PaliGemma's is also the embedding of words
 _BUFFERS = re.compile(r"^(?:un)?normalize_\w+?\.buffer_(\w+)\.(\w+)$")
 _REFUSED = ("use_relative_actions", "adapt_to_pi_aloha", "use_delta_joint_actions_aloha", "add_image_special_tokens")
-_SIGLIP = Stack("siglip", 1152, 27, 4304, 16, 16, 72)
-FULL: Mapping[Kind, ExpertSpec] = {
-    "pi0": ExpertSpec(
-        "pi0",
-        _SIGLIP,
-        Stack("gemma", 2048, 18, 16384, 8, 1, 256),
-        Stack("gemma", 1024, 18, 4096, 8, 1, 256),
-        patch=14,
-        side=16,
-        shuffle=1,
-        vocabulary=257152,
-    ),
-    "smolvla": ExpertSpec(
-        "smolvla",
-        Stack("siglip", 768, 12, 3072, 12, 12, 64),
-        Stack("llama", 960, 16, 2560, 15, 5, 64),
-        Stack("llama", 720, 16, 2048, 15, 5, 64, cross=tuple(range(1, 16, 2))),
-        patch=16,
-        side=32,
-        shuffle=4,
-        vocabulary=49280,
-    ),
-}
+
+
+def _published(kind: Kind) -> ExpertSpec:
+    given = TABLES["sizes"][kind].items()
+    sizes: dict[str, Any] = {name: Stack(**freeze(x)) if isinstance(x, dict) else x for name, x in given}
+    return ExpertSpec(kind, **sizes)
+
+
+FULL: Mapping[Kind, ExpertSpec] = {kind: _published(kind) for kind in get_args(Kind)}
 """The published models: lerobot/pi0_base and lerobot/smolvla_base."""
 
 
@@ -169,7 +134,7 @@ def _spec_of(kind: Kind, shapes: Mapping[str, Sequence[int]], options: Mapping[s
     width, _, patch, _ = shapes["patches.weight"]
     style = "gemma" if kind == "pi0" else "llama"
     # heads are not seen in shapes: SigLIP's of 1152 has 16, others one for each 64 numbers; SmolLM2's have 64 numbers
-    vision = stack("vision", "siglip", 16 if kind == "pi0" or width == _SIGLIP.width else width // 64, None)
+    vision = stack("vision", "siglip", 16 if kind == "pi0" or width == FULL["pi0"].vision.width else width // 64, None)
     size = None if kind == "smolvla" else shapes["language.layers_0.k.weight"][0]  # Gemma's have one head of keys
     language, expert = (stack(name, style, None, size or 64) for name in ("language", "expert"))
     if (language.depth, language.kv_heads, language.head_size) != (expert.depth, expert.kv_heads, expert.head_size):
