@@ -51,19 +51,3 @@ ADVANTAGE_RULES: dict[AdvantageRule, Callable[[Array, Array | None], Array]] = {
     "embodichain-seed": _by_moments_of_normalized,
 }
 """``(advantage, 1 where a step counts) -> normalized advantage``, by ``advantage_rule``."""
-
-PPO_COMPAT = {
-    "embodichain-0.2": {"timeout_bootstrap": "embodichain-0.2", "skip_nonfinite_updates": False},
-    "embodichain-0.3": {
-        "timeout_bootstrap": "embodichain-0.3",
-        "advantage_rule": "embodichain-0.3",
-        "clip_grad_per_network": True,
-        "skip_nonfinite_updates": False,
-    },
-    "embodichain-seed": {
-        "timeout_bootstrap": "embodichain-seed",
-        "advantage_rule": "embodichain-seed",
-        "skip_nonfinite_updates": False,
-    },
-}
-"""``Algorithm.compat`` of ``ppo``: the options that give a release's numbers."""

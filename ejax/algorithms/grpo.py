@@ -18,7 +18,7 @@ import optax
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from ejax.algorithms.batch import Columns, Loss, apply_to_batch, make_batch, reference_log_prob
-from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
+from ejax.algorithms.options import COMPAT, MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, ResetPolicy, RunShape
 from ejax.algorithms.sgd import Batch, sgd_epochs
 from ejax.algorithms.teaching import TAUGHT_FIELDS, DistillationConfig, teacher_problems
@@ -181,8 +181,6 @@ def _problems(options: GRPOConfig, run: RunShape) -> Iterator[Problem]:
     yield from options.problems(run)
 
 
-_EMBODICHAIN = {"shared_start": False, "skip_nonfinite_updates": False}
-
 ALGORITHM = Algorithm(
     Config=GRPOConfig,
     update=grpo_update,
@@ -191,9 +189,5 @@ ALGORITHM = Algorithm(
     problems=_problems,
     **MINIBATCH_FIELDS | TAUGHT_FIELDS,
     ignored_options=GRPOConfig.ignored,
-    compat={
-        "embodichain-0.2": _EMBODICHAIN,
-        "embodichain-0.3": {**_EMBODICHAIN, "update_normalizers": False},
-        "embodichain-seed": _EMBODICHAIN,
-    },
+    compat=COMPAT["grpo"],
 )

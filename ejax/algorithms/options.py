@@ -18,9 +18,12 @@ from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.tables import tables_beside
 from ejax.types import Policy, PolicyWithMemory
 
-MOVED: dict[str, str] = tables_beside(__file__)["moved"]
+_TABLES = tables_beside(__file__)
+MOVED: dict[str, str] = _TABLES["moved"]
 """Option of EmbodiChain -> its place here, ``section.name``."""
-WITHOUT_EFFECT: dict[str, str] = tables_beside(__file__)["without_effect"]
+WITHOUT_EFFECT: dict[str, str] = _TABLES["without_effect"]
+COMPAT: dict[str, dict[str, dict[str, Any]]] = _TABLES["compat"]
+"""Algorithm -> ``Algorithm.compat``: the options that give a release's numbers."""
 
 
 class GradientOptions(StrictModel):

@@ -36,8 +36,8 @@ from ejax.algorithms.batch import (
     sequence_cut,
     step_weight,
 )
-from ejax.algorithms.embodichain_rules import ADVANTAGE_RULES, PPO_COMPAT, TIMEOUT_RULES, AdvantageRule, TimeoutRule
-from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
+from ejax.algorithms.embodichain_rules import ADVANTAGE_RULES, TIMEOUT_RULES, AdvantageRule, TimeoutRule
+from ejax.algorithms.options import COMPAT, MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs
 from ejax.algorithms.teaching import TAUGHT_FIELDS, DistillationConfig, teacher_problems
@@ -381,5 +381,5 @@ ALGORITHM = Algorithm(
     keeps_reference=lambda options: options.kl_coef > 0.0,
     problems=_problems,
     **MINIBATCH_FIELDS | TAUGHT_FIELDS | {"policy_problems": _policy_problems},
-    compat=PPO_COMPAT,
+    compat=COMPAT["ppo"],
 )
