@@ -13,6 +13,7 @@ from ejax.numerics import platforms
 from ejax.numerics.kernels import flat_params, map_parts, pack_rows
 from ejax.numerics.platforms import unrolled_scan
 from ejax.optim import OptimizerConfig, make_optimizer
+from ejax.runtime.device import matmul_precision
 
 XS = jnp.sin(jnp.arange(36.0)).reshape(18, 2)
 TREE = {
@@ -49,6 +50,12 @@ def test_it_is_a_scan(request: pytest.FixtureRequest, reverse: bool, form: str |
 def test_a_gpu_takes_several_steps_in_each_trip(platform: str, trips: int) -> None:
     traced = jax.jit(lambda xs: unrolled_scan(decay, jnp.zeros(2), xs)).trace(XS)
     assert f"dense<{trips}> : tensor<i32>" in traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize(("device", "forms"), [("cpu", 1), ("cuda", 2)])
+def test_a_run_on_a_cpu_traces_no_form_of_a_gpu(device: str, forms: int) -> None:
+    with matmul_precision("float32", device):
+        assert str(jax.make_jaxpr(lambda xs: unrolled_scan(decay, jnp.zeros(2), xs))(XS)).count("scan[") == forms
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
