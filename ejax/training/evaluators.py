@@ -120,27 +120,26 @@ class DeviceEvaluator(Evaluator):
 
     def trace(self, params: Params) -> jax.stages.Traced:
         """Trace the program of an evaluation; shapes of the parameters will do."""
-        seed, options = self._trainer.eval_seed, episode_options(self._trainer)
-        if self._each is None:
-            return evaluate.trace(self._policy, self._env, params, jax.random.key(seed), **options)
-        play = partial(evaluate, self._policy, self._env, **options)
-        program = jax.jit(self._each(lambda params, key: summarize(play(params, key))))
-        return program.trace(*self._of_members(params, seed))
+        play = partial(evaluate, self._policy, self._env, **episode_options(self._trainer))
+
+        def evaluation(params: Params, key: Key) -> Metrics:
+            return summarize(play(params, key))  # in one program: each mean alone would be another
+
+        program = jax.jit(evaluation if self._each is None else self._each(evaluation))
+        return program.trace(*self._placed(params, self._trainer.eval_seed))
 
     def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
         outcome: Future[Metrics] = Future()
         seed = self._trainer.eval_seed if seed is None else seed
         try:
-            program = self._compiled.result()
-            if self._each is None:
-                outcome.set_result(summarize(program(params, jax.random.key(seed))))
-            else:
-                outcome.set_result(program(*self._of_members(params, seed)))
+            outcome.set_result(self._compiled.result()(*self._placed(params, seed)))
         except Exception as error:
             outcome.set_exception(error)
         return outcome.result
 
-    def _of_members(self, params: Params, seed: int) -> tuple[Params, Key]:
+    def _placed(self, params: Params, seed: int) -> tuple[Params, Key]:
+        if self._each is None:
+            return params, jax.random.key(seed)
         keys = jnp.broadcast_to(jax.random.key(seed), jax.tree.leaves(params)[0].shape[:1])  # the same episodes
         return (params, keys) if self._place is None else jax.device_put((params, keys), self._place)
 

@@ -148,7 +148,7 @@ class RunSink:
         self._writer.note(text)
 
     def compile(self, state: Any) -> None:
-        """Compile what evaluates. In a thread, while the training is compiled."""
+        """Compile what evaluates. In a thread, while the training runs."""
         if self._trainer.enable_eval and self._evaluator is not None:
             self._evaluator.compile(state.train.params)
 
