@@ -77,6 +77,8 @@ def prepare_jax(device: str) -> None:
     ``$JAX_COMPILATION_CACHE_DIR``, or ``$XDG_CACHE_HOME/ejax/compiled``; nowhere, with a note, where that cannot be
     written. ValueError: JAX has no such device here.
     """
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:  # a start has dozens below JAX's one second
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     platform, _, index = device.partition(":")
     if platform == "cpu":
         jax.config.update("jax_platforms", "cpu")

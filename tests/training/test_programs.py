@@ -1,5 +1,9 @@
 """Compiled programs that are kept for the process."""
 
+import json
+import os
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,21 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compiled(what: Any, given: Any, lower: "Counter") -> Any:
     return kept(key_of(what, given), lambda: lower().compile())
+
+
+START = """
+import sys
+import jax
+from ejax.train import main
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, _, **about: name.endswith("backend_compile_duration") and compiled.append(about.get("fun_name"))
+)
+jax.monitoring.register_event_listener(lambda name, **_: name.endswith("cache_hits") and hits.append(name))
+hits = []
+assert main(sys.argv[1:]) == 0
+print(len(compiled) - len(hits), compiled)
+"""
 
 
 class Counter:
@@ -101,3 +120,16 @@ def test_a_host_run_of_another_seed_traces_no_update(tmp_path: Path, mode: str) 
     after = run("after", 2)
     assert list(programs._kept.values()) == [update] and update._cache_size() == 1
     assert jax.tree.all(jax.tree.map(np.array_equal, alone.params, after.params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["PointMassRL", "PushCubeRL"])
+def test_the_next_process_compiles_nothing(env: str, tmp_path: Path) -> None:
+    (tmp_path / "tiny.json").write_text(json.dumps(tiny(tmp_path, env, **EVALUATED)))
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ":".join(sys.path)}
+    del environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]  # as for users
+    command = [sys.executable, "-c", START, "--config", str(tmp_path / "tiny.json")]
+    printed = [subprocess.run(command, env=environment, capture_output=True, text=True).stdout for _ in range(2)]
+    first, second = (each.splitlines()[-1].split(maxsplit=1) for each in printed)
+    assert int(first[0]) > 4
+    assert second[0] == "0", f"compiled again, among {second[1]}"
