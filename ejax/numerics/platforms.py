@@ -7,18 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ejax.runtime.device import ON_CPU
 from ejax.types import Array, PyTree
 
+_ON_CPU = "highest"  # ``ejax.runtime.device.ON_CPU``, without its imports
 _STEPS_OF_A_KERNEL = 8  # of a scan, unrolled
 
 
 def by_platform(*, cpu: Callable[..., Any], gpu: Callable[..., Any]) -> Callable[..., Any]:
     """Join two forms of a function, chosen where the program is lowered; ``gpu`` serves every accelerator.
-
-    Under ``matmul_precision`` of a CPU ``cpu`` alone is traced: both, one within the other, took twice the seconds.
-    """
-    if jax.config.jax_default_matmul_precision == ON_CPU:  # type: ignore[attr-defined]  # jax defines it at run time
+    Under ``matmul_precision`` of a CPU ``cpu`` alone is traced: both, one within the other, took twice the seconds."""
+    if jax.config.jax_default_matmul_precision == _ON_CPU:  # type: ignore[attr-defined]  # jax defines it at run time
         return cpu
     return partial(jax.lax.platform_dependent, cpu=cpu, default=gpu)
 

@@ -76,9 +76,8 @@ def check_best_metric(config: RunConfig, parts: Parts) -> None:
     if not trainer.enable_eval or isinstance(parts.env, HostEnv):
         return
     env = evaluation_env(config, parts.env, parts.eval_env)
-    play = partial(evaluate, parts.policy, env, **episode_options(trainer))
-    shapes = jax.eval_shape(lambda *x: summarize(play(*x)), parts.state.train.params, jax.random.key(0))
-    require_measured(trainer.best_eval_metric, shapes)
+    traced = DeviceEvaluator(parts.policy, env, trainer).trace(parts.state.train.params)
+    require_measured(trainer.best_eval_metric, cast(Metrics, traced.out_info))
 
 
 def require_measured(tag: str, tags: Iterable[str]) -> None:
@@ -120,13 +119,12 @@ class DeviceEvaluator(Evaluator):
 
     def trace(self, params: Params) -> jax.stages.Traced:
         """Trace the program of an evaluation; shapes of the parameters will do."""
-        play = partial(evaluate, self._policy, self._env, **episode_options(self._trainer))
-
-        def evaluation(params: Params, key: Key) -> Metrics:
-            return summarize(play(params, key))  # in one program: each mean alone would be another
-
-        program = jax.jit(evaluation if self._each is None else self._each(evaluation))
+        program = jax.jit(self._evaluate if self._each is None else self._each(self._evaluate))
         return program.trace(*self._placed(params, self._trainer.eval_seed))
+
+    def _evaluate(self, params: Params, key: Key) -> Metrics:
+        # in one program: outside it each of the means would be another
+        return summarize(evaluate(self._policy, self._env, params, key, **episode_options(self._trainer)))
 
     def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
         outcome: Future[Metrics] = Future()

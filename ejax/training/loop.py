@@ -53,13 +53,12 @@ class Loop:
         update, total, state = self._first, self._run.config.trainer.num_updates, self._run.state
         stepper, sink, profiler = self._stepper, self._sink, self._profiler
         pending: Dispatch | None = None
-        # evaluation compiles here while the training runs in the main thread
         compiler = ThreadPoolExecutor(1, "ejax-compiler")
         with stepper, sink, compiler, profiler, interruptible() as should_stop:
             ENGINE.take()  # of what the process did before
             sink.note(f"environment built in {time.monotonic() - self._run.started:.1f} s; compiling …")
             state = stepper.start(state)
-            # only now: it was traced for its check, and to lower it takes Python's lock, which the training needs first
+            # while the training runs: to lower it takes Python's lock, which the start of the training needs first
             compiler.submit(sink.compile, self._run.state)
             self._compiled_at = self._clock = time.monotonic()
             seconds = self._compiled_at - self._run.started
