@@ -111,7 +111,7 @@ def strict_dtypes() -> Iterator[None]:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Trace the form that is lowered for a GPU from here on, and compute it on the CPU."""
     monkeypatch.setattr("jax.lax.platform_dependent", lambda *args, default, **others: default(*args))
-    monkeypatch.setattr("ejax.numerics.platforms._ON_CPU", "nowhere")  # runs trace this form too
+    monkeypatch.setattr("ejax.runtime.device.ON_CPU", "float32")  # as "highest", by which runs trace the other form
     monkeypatch.setattr("ejax.training.programs._kept", OrderedDict())
     # JAX keeps traces by this setting: those of the other form stay, for the tests to come
     jax.config.update("jax_numpy_rank_promotion", "warn")  # which is an error again, by filterwarnings

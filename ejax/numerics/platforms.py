@@ -9,16 +9,13 @@ import jax.numpy as jnp
 
 from ejax.types import Array, PyTree
 
-_ON_CPU = "highest"  # ``ejax.runtime.device.ON_CPU``, without its imports
 _STEPS_OF_A_KERNEL = 8  # of a scan, unrolled
 
 
 def by_platform(*, cpu: Callable[..., Any], gpu: Callable[..., Any]) -> Callable[..., Any]:
-    """Join two forms of a function, chosen where the program is lowered; ``gpu`` serves every accelerator.
-    Under ``matmul_precision`` of a CPU ``cpu`` alone is traced: both, one within the other, took twice the seconds."""
-    if jax.config.jax_default_matmul_precision == _ON_CPU:  # type: ignore[attr-defined]  # jax defines it at run time
-        return cpu
-    return partial(jax.lax.platform_dependent, cpu=cpu, default=gpu)
+    """Join two forms of a function, chosen where the program is lowered; ``gpu`` serves every accelerator."""
+    on_cpu = jax.config.jax_default_matmul_precision == "highest"  # type: ignore[attr-defined]  # device.ON_CPU
+    return cpu if on_cpu else partial(jax.lax.platform_dependent, cpu=cpu, default=gpu)
 
 
 def unrolled_scan(body: Callable[[Any, Any], tuple[Any, Any]], start: PyTree, xs: PyTree, **options: Any) -> Any:
@@ -36,9 +33,8 @@ def solve_positive(matrix: Array, vector: Array) -> Array:
 
 
 def _solve_written_out(matrix: Array, vector: Array) -> Array:
-    n = len(vector)
+    n, x = len(vector), list(vector)
     factor = [[matrix[i, j] for j in range(i + 1)] for i in range(n)]
-    x = list(vector)
     for j in range(n):
         factor[j][j] = jnp.sqrt(factor[j][j])
         for i in range(j + 1, n):
