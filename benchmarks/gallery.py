@@ -23,7 +23,7 @@ TO = Path(__file__).parents[1] / "docs" / "gallery"
 SIZE = (240, 320)
 """Height and width, pixels."""
 README_SIZE = (360, 480)
-FROM_AFAR = {"CartPoleRL": CameraView(eye=(5.0, -1.3, 1.4), target=(0.0, -1.3, 0.75), fovy=30.0)}
+FROM_AFAR = {"CartPoleRL": CameraView(eye=(4.3, -1.3, 1.7), target=(0.0, -1.3, 0.8), fovy=30.0)}
 """Cameras that are not the task's own: nothing keeps a cart in the middle of its rail."""
 FPS, SECONDS = 20, 6
 Pictures = NDArray[np.uint8]
@@ -96,10 +96,10 @@ def planar_reach(env: Any, path: Sequence[Any]) -> Pictures:
 
 
 class Canvas:
-    """A white picture of the square ±reach, in m."""
+    """A light picture of the square ±reach, in m, which ends visibly on a white page."""
 
     def __init__(self, reach: float) -> None:
-        self.reach, self.image = reach, Image.new("RGB", (SIZE[0], SIZE[0]), "white")
+        self.reach, self.image = reach, Image.new("RGB", (SIZE[0], SIZE[0]), "#eef1f4")
         self.draw = ImageDraw.Draw(self.image)
 
     def at(self, place: NDArray[Any]) -> tuple[float, float]:

@@ -69,7 +69,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         linked = "".join(re.sub(r"^\| (`[^`]+`)", rf"| [\1][{name}]", row) + "\n" for row, name in rows)
         return f"{_HEAD}{linked}\n{block[2]}"
 
-    markdown = _OUTSIDE.sub(r"\1 (`\2`)", markdown)
+    markdown = _OUTSIDE.sub(r"\1 (`\2`)", re.sub(rf"\({_OUTSIDE.pattern}\)", r"(\1, `\2`)", markdown))
     return _BLOCK.sub(opened, markdown) if page.file.src_uri.startswith("reference/") else markdown
 
 
