@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
     name = _EMBODICHAINS.get(name, name)
     if name in _DEPRECATED:
         former, (name, end) = name, _DEPRECATED[name]
-        warnings.warn(f"ejax.{former} is ejax.{name} now, and ends with {end}", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"ejax.{former} is now ejax.{name}, and is removed with {end}", DeprecationWarning, stacklevel=2)
     return _named(name)
 
 

@@ -42,7 +42,7 @@ def _run(args: argparse.Namespace) -> int:
     shifts = {name: values for name in _SHIFTS if (values := getattr(args, name))}
     try:
         if args.chunks is None and (args.every is not None or args.hold is not None):
-            raise ValueError("--every and --hold are of chunks: give --chunks sync,async,ensemble,rtc, or one of them")
+            raise ValueError("--every and --hold go with chunks: give --chunks sync,async,ensemble,rtc, or one of them")
         if args.counterfactual:
             return _imagine(args, options, shifts)
         if args.engine is not None or args.chunks is not None or shifts:
@@ -50,7 +50,7 @@ def _run(args: argparse.Namespace) -> int:
         given = {"explain": args.explain or None, "tolerance": args.tolerance, "json": args.json}
         unheeded = [f"--{name}" for name, value in given.items() if value is not None]
         if unheeded:
-            raise ValueError(f"{unheeded[0]} is of a comparison: give --engine A,B, or a shift such as --mass 1.5")
+            raise ValueError(f"{unheeded[0]} belongs to a comparison: give --engine A,B, or a shift such as --mass 1.5")
         return _evaluate(args, options)
     except (CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
         return refused("ejax evaluate", error)
@@ -85,7 +85,7 @@ def _compare(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str
     other = "--engine and shifts" if args.chunks is None else "--chunks"
     for name, given in unheeded.items():
         if given is not None:
-            raise ValueError(f"--{name} goes without {other}: evaluate one condition")
+            raise ValueError(f"--{name} does not go with {other}: evaluate one condition")
     if args.chunks is not None:
         result = _execute(args, options, shifts.get("latency", [0.0]))
     else:
@@ -105,7 +105,7 @@ def _imagine(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str
     others = ("chunks", "engine", "explain", "tolerance", "json", "video", "episode_choice", "samples", "no_gait")
     names = {"samples": "sample"}
     if unheeded := [name for name in (*others, *shifts) if getattr(args, name) not in (None, False)]:
-        text = f"--{names.get(unheeded[0], unheeded[0]).replace('_', '-')} goes without --counterfactual"
+        text = f"--{names.get(unheeded[0], unheeded[0]).replace('_', '-')} does not go with --counterfactual"
         raise ValueError(f"{text}: it plays each instruction from the same starts")
     options.pop("num_envs")  # each start is a row
     found = counterfactual_run(args.run, args.overrides, sentences=args.counterfactual, **options)

@@ -183,8 +183,8 @@ class TorchVector:
         name = f"{type(self.env).__name__}.reset"
         remedy = (
             "give env.cfg.row_reset_option the name under which its options take the indices of rows (EmbodiChain: "
-            "env_ids, in simulated tasks reset_ids; ManiSkill: env_idx), or keep what forces single rows to reset from "
-            "happening: values that are not finite"
+            "env_ids, in simulated tasks reset_ids; ManiSkill: env_idx), or prevent what forces single rows to reset: "
+            "values that are not finite"
         )
         if self.row_reset_option is None:
             text = f"rows {np.flatnonzero(rows).tolist()} must be reset, and row_reset_option is off; {remedy}"

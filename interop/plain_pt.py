@@ -19,8 +19,8 @@ from interop.standalone_verify import MAX_ARTEFACT, check_plain
 
 _MAX_CHARS = 300
 _PLAIN = (
-    "Save tensors and plain values alone: float(x) or x.tolist() of NumPy's, module.state_dict() of a module; "
-    "of a file that you trust, torch.load(FILE, weights_only=False) gives what to save again"
+    "Save only tensors and plain values: float(x) or x.tolist() for NumPy's, module.state_dict() for a module; "
+    "for a file that you trust, torch.load(FILE, weights_only=False) gives what to save again"
 )
 _NESTED = ("state_dict", "model_state_dict", "model", "policy")
 """Keys under which training programs put the state dict, next to counters and optimizers; the last is EmbodiChain's."""

@@ -227,7 +227,7 @@ def check_files(directory: Path, report: Mapping[str, Any]) -> None:
         FILE + " does not list {} under artefacts": {x.name for x in directory.glob("policy.*")} - allowed,
     }
     if texts := [text.format(printable(", ".join(sorted(names)))) for text, names in problems.items() if names]:
-        why = "The folder was changed, or an older ejax made it: remove what is not of the export, or"
+        why = "The folder was changed, or an older ejax made it: remove what does not belong to the export, or"
         raise ParityError(f"{'; '.join(texts)}. {why} {_AGAIN}")
 
 

@@ -52,7 +52,7 @@ def make_batch(
     """
     yours = {} if more is None else dict(more(rollout))
     if taken := sorted(yours.keys() & {*columns, *_NAMES}):
-        raise ValueError(f"columns: got {', '.join(taken)}, which the update makes itself; give yours other names")
+        raise ValueError(f"columns: got {', '.join(taken)}, which the update computes itself; rename yours")
     num_strata, length = sequence_cut(policy, rollout, options)
     minibatches = options.minibatches(rollout.reward.size, num_strata, length or 1)
     return flatten_rollout(rollout, num_strata, length, **columns, **yours), minibatches

@@ -160,7 +160,7 @@ def bc_loss(params: Params, batch: Batch, *, policy: Policy, config: BCConfig) -
     if config.loss == "mse" and not continuous:
         raise ValueError(f"loss 'mse' needs continuous actions, got {action.dtype}; give algorithm.cfg.loss: nll")
     if is_flow != (config.loss == "flow"):
-        text = f"loss '{config.loss}' is not for this policy's distribution"
+        text = f"loss '{config.loss}' does not fit this policy's distribution"
         raise ValueError(f"{text}; give algorithm.cfg.loss: {'flow' if is_flow else 'nll or mse'}")
     if continuous:
         each = action.shape[-1]

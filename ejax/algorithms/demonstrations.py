@@ -60,12 +60,12 @@ class DemonstrationConfig(StrictModel):
 def demonstration_problems(wanted: DemonstrationConfig, batch_size: int) -> Iterator[Problem]:
     """Find options that contradict each other, or the minibatches."""
     if (wanted.task is None) == (wanted.folder is None):
-        yield Problem(SECTION, "needs a task, which demonstrates, or a folder of episodes; give one of them")
+        yield Problem(SECTION, "needs a task that demonstrates, or a folder of episodes; give one of them")
     if wanted.task is None and wanted.task_cfg:
-        yield Problem(f"{SECTION}.task_cfg", "are arguments of a task, and there is none; leave it out")
+        yield Problem(f"{SECTION}.task_cfg", "holds arguments of a task, and there is none; leave it out")
     if not 0 < wanted.num_rows(batch_size) < batch_size:
         text = f"got {wanted.share}, which is {wanted.num_rows(batch_size)} rows of algorithm.cfg.batch_size"
-        yield Problem(f"{SECTION}.share", f"{text} {batch_size}; both parts need one at least")
+        yield Problem(f"{SECTION}.share", f"{text} {batch_size}; both parts need at least one")
 
 
 def fill_demonstrations(options: Any, own: Any, rollout: Rollout) -> Any:

@@ -143,7 +143,7 @@ def make_distill_step(
 def beta_at(update: Array, config: DistillConfig) -> Array:
     """Compute β of update number ``update``, float32. Raises ValueError: ``beta_updates`` is open."""
     if config.beta_updates is None:
-        raise ValueError("beta_updates is open; ejax.config.bind gives it the updates of the run")
+        raise ValueError("beta_updates is not set; ejax.config.bind sets it to the updates of the run")
     return config.beta * jnp.maximum(0.0, 1.0 - update / config.beta_updates)
 
 

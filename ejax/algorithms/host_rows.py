@@ -113,5 +113,5 @@ def _memory_of(token: Any) -> RowMemory:
     memory = _memories.get(number)
     if memory is None or memory.writes != writes:
         why = "a later update wrote over them" if memory else "the parts of the run that held them are gone"
-        raise RuntimeError(f"this state has no replay rows on the host any more: {why}; load them from a checkpoint")
+        raise RuntimeError(f"this state no longer has replay rows on the host: {why}; load them from a checkpoint")
     return memory

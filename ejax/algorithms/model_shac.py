@@ -233,7 +233,7 @@ def _make_step(
     policy: Policy, env: Env, optimizer: optax.GradientTransformation, config: Any, *, num_steps: int, dropout: bool
 ) -> Step:
     if dropout:
-        text = "got a policy with dropout, and this algorithm drops nothing; leave dropout out, or give ppo or grpo"
+        text = "got a policy with dropout, which this algorithm does not support; leave it out, or give ppo or grpo"
         raise ConfigError([Problem("algorithm.name", text)])
     update = partial(inspect.unwrap(model_shac_update), env=env)  # a member's options may be arrays
     return make_rollout_step(
@@ -281,7 +281,7 @@ def _policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:
     yield from refuse_memory(options, policy)
     spec = getattr(policy, "action_spec", None)
     if not isinstance(spec, ActionSpec) or spec.kind != "tanh_normal":
-        text = "got actions without bounds, which a model would be asked about where nothing was seen; give true"
+        text = "got unbounded actions, and a model knows only those near the ones that it saw; give true"
         yield Problem("policy.squash_actions", text)
 
 

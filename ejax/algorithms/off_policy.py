@@ -233,7 +233,7 @@ def policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:
         text = f"got {type(policy).__name__}, whose critic values no actions; give policy.name: actor_q"
         yield Problem("policy.name", text)
     elif isinstance(policy, BatchStatisticsPolicy):
-        text = "got flash_q, whose statistics only flash_sac moves; give actor_q, or algorithm.name: flash_sac"
+        text = "got flash_q, whose statistics only flash_sac updates; give actor_q, or algorithm.name: flash_sac"
         yield Problem("policy.name", text)
     yield from refuse_memory(options, policy)
 

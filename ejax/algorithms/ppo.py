@@ -328,8 +328,8 @@ def ppo_loss(params: Params, batch: Batch, *, policy: Policy, config: PPOConfig)
 def _mirror_of(policy: Policy) -> Any:
     """Return the policy's ``ejax.envs.locomotion.mirror.Mirror``. ValueError: it knows none."""
     if (mirror := getattr(policy, "mirror", None)) is None:
-        text = "needs the mirror image of observations and actions, which actor_critic knows without memory, in"
-        raise ValueError(f"mirror_coef > 0 {text} VelocityRL, of a robot with two equal sides; leave it out")
+        text = "needs mirror images of observations and actions: those of actor_critic without memory, in"
+        raise ValueError(f"mirror_coef > 0 {text} VelocityRL, with a robot of two equal sides; leave it out")
     return mirror
 
 

@@ -94,7 +94,7 @@ def spread_episodes(env: Env, envs: EnvCarry, key: Key) -> EnvCarry:
         return getattr(path[-1], "name", None) == "episode_step"
 
     if not any(counts(path) for path, _ in jax.tree_util.tree_leaves_with_path(envs.state)):
-        raise ValueError(f"{type(env).__name__} has no episode_step in its state, from which a random one could count")
+        raise ValueError(f"{type(env).__name__} has no episode_step in its state, which would start at a random step")
     state = jax.tree_util.tree_map_with_path(lambda path, x: step if counts(path) else x, envs.state)
     return replace(envs, state=state)
 

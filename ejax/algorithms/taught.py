@@ -57,9 +57,7 @@ def imitation_terms(label: Any, distribution: Any) -> dict[str, Array]:
 def distillation_terms(batch: Any, distribution: Any, options: DistillationConfig) -> dict[str, Array]:
     """Compute a minibatch's ``imitation_terms`` and, of the one chosen, ``distillation_loss`` with its weight."""
     if "label" not in batch:
-        raise ValueError(
-            "distillation needs a teacher, whom a run finds; call the update without it, or ejax.run.train"
-        )
+        raise ValueError("distillation needs a teacher, which only a run loads; leave it out, or call ejax.run.train")
     terms = {f"teacher_{name}": x for name, x in imitation_terms(batch["label"], distribution).items()}
     return terms | {"distillation_loss": batch["label_weight"] * terms[f"teacher_{options.loss}"]}
 
@@ -149,7 +147,7 @@ def loss_problems(
     own = distribution_form(policy, params, obs)
     theirs = distribution_form(teacher.policy, teacher.params, obs, teacher.obs)
     if own.is_flow:
-        text = "got a policy with a flow head, which none of distill's losses is for; give another head"
+        text = "got a policy with a flow head, which no loss of distill supports; give another head"
         yield Problem("policy.vla_config", text)
     elif options.loss == "kl" and type(own) is not type(theirs):
         kinds = f"the student's is {type(own).__name__}, the teacher's {type(theirs).__name__}"

@@ -93,7 +93,7 @@ def teacher_problems(options: TeachersConfig | None, key: str) -> Iterator[Probl
             yield Problem(f"{key}.teachers.{i}.teacher", "is missing; give a run's folder, a checkpoint or an export")
         if last != (each.when is None):
             text = "got a condition, but the last teacher has all rows that are left; leave it out"
-            other = "is missing, so that no teacher after it would be asked; give envs, or entries with a limit"
+            other = "is missing, so no later teacher would be asked; give envs, or entries with a limit"
             yield Problem(f"{key}.teachers.{i}.when", text if last else other)
 
 

@@ -115,7 +115,7 @@ class AsyncCollector:
         with self._changed:
             newest = max(self._published, default=version - 1)
             if version != newest + 1:
-                raise ValueError(f"version {version} published after {newest}; versions come one by one")
+                raise ValueError(f"version {version} published after {newest}; publish one version after the other")
             self._published[version] = copy
             self._changed.notify_all()
 

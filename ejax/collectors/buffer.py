@@ -117,7 +117,7 @@ class RolloutBuffer:
         with value_errors("extras have leaves [T, N, ...]"):
             chex.assert_tree_shape_prefix(dict(extras), (self.num_steps, self.num_envs))
         if taken := sorted({*self._step, "terminated"} & extras.keys()):
-            raise ValueError(f"extras: got {taken}, which the steps have already; give other names")
+            raise ValueError(f"extras: got {taken}, which the steps already have; rename yours")
         self._extras = {**self._extras, **extras}
 
     def finalize(self, last_value: Array, *, gamma: float, gae_lambda: float) -> tuple[Array, Array]:

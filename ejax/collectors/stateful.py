@@ -151,7 +151,7 @@ class BaseAlgorithm:
         if at is not None:
             return restart(env, at, reset(env, key, len(jax.tree.leaves(at.obs)[0]), size), size)
         if self._shape is None:
-            raise ValueError("how many environments there are is not known; call initialize_buffer first")
+            raise ValueError("the number of environments is not known; call initialize_buffer first")
         return reset(env, key if resets.restart else jax.random.split(self._key)[1], self._shape[1], size)
 
 

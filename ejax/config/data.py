@@ -95,7 +95,7 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
             )
     # one decision of the policy is taught by that many successive actions
     if data.chunk_size < action_chunk:
-        text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions together; give at least that"
+        text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions together; give as many"
         yield Problem("data.chunk_size", text)
     if data.history_length is not None and data.sampling_mode == "boundary":
         text = "got 'boundary', but windows around a frame (data.history_length) have the modes episode and segment"
@@ -103,7 +103,7 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
     if engine is None:
         return
     if engine.lifecycle_event_capacity:
-        text = "a run takes no events out of the log; OnlineDataEngineCfg has it, leave it out"
+        text = "a run reads no lifecycle events; leave it out (OnlineDataEngineCfg has it)"
         yield Problem("data.engine.lifecycle_event_capacity", text)
     if engine.refill_policy == "manual" and engine.refill_threshold != OnlineDataEngineCfg.refill_threshold:
         text = f"got {engine.refill_threshold}, but refill_policy 'manual' does not read it; leave it out"
@@ -123,7 +123,7 @@ def _dagger_problems(data: DataConfig) -> Iterator[Problem]:
         yield Problem("data.dagger", "needs source: engine, whose expert labels what the learner meets")
         return
     if data.action_field == "actions":
-        text = "got 'actions', which the learner itself has done; name the expert's: expert_actions"
+        text = "got 'actions', which the learner itself took; name the expert's: expert_actions"
         yield Problem("data.action_field", text)
     for name in ("refill_policy", "refill_threshold", "episode_sample_budget"):
         if getattr(engine, name) != getattr(OnlineDataEngineCfg, name):

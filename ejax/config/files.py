@@ -73,7 +73,7 @@ def read_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         cyclic = "unconstructable recursive" in str(error.problem)
-        text = "an alias stands inside what it is the alias of" if cyclic else str(error.problem)
+        text = "an alias lies inside its own anchor" if cyclic else str(error.problem)
         raise UnreadableError(text, line) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -81,7 +81,7 @@ def read_yaml(text: str) -> Any:
     except RecursionError:
         raise UnreadableError(_TOO_DEEP, loader.line + 1) from None
     except (ValueError, OverflowError):
-        raise UnreadableError("an escape means no character, such as \\UFFFFFFFF", loader.line + 1) from None
+        raise UnreadableError("an escape stands for no character, such as \\UFFFFFFFF", loader.line + 1) from None
     return _bounded(data)
 
 
@@ -142,7 +142,7 @@ class _Loader(yaml.SafeLoader):
                 sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
                 # one that this is a part of has no end yet
                 if not all(isinstance(each, yaml.MappingNode) and each.end_mark for each in sources):
-                    raise UnreadableError("<< takes a mapping from elsewhere, or a list of such", line)
+                    raise UnreadableError("<< takes an anchored mapping, or a list of them", line)
                 for each in sources:  # earlier ones win
                     merged = {**{name.value: (name, part) for name, part in each.value}, **merged}
             elif not isinstance(key, yaml.ScalarNode):

@@ -88,7 +88,7 @@ class PopulationConfig(StrictModel):
     @classmethod
     def _different(cls, seeds: Any) -> Any:
         if isinstance(seeds, tuple) and (not seeds or len(set(seeds)) < len(seeds)):
-            raise ValueError(f"got {short_repr(list(seeds))}; must be seeds that differ, at least one, or their number")
+            raise ValueError(f"got {short_repr(list(seeds))}; must be different seeds, at least one, or their number")
         return seeds
 
     @field_validator("vary")
@@ -97,9 +97,9 @@ class PopulationConfig(StrictModel):
         for key, values in vary.items():
             if not key.startswith(OPTIONS):
                 remedy = "give population.seeds" if key == "trainer.seed" else SEPARATELY
-                raise ValueError(f"got {key}; members differ in numbers of {OPTIONS}… only; {remedy}")
+                raise ValueError(f"got {key}; members may differ only in numbers of {OPTIONS}…; {remedy}")
             if not values or len(set(values)) < len(values):
-                raise ValueError(f"got {short_repr(thaw(values))} for {key}; must be a list of values that differ")
+                raise ValueError(f"got {short_repr(thaw(values))} for {key}; must be a list of different values")
         return vary
 
 

@@ -96,7 +96,7 @@ def idle_notes(config: RunConfig, rows: int) -> list[str]:
     root: Any = config
     for key, end, what in (
         ("algorithm.cfg.learning_starts", updates * rows, f"no gradient step is made, and {NOTHING}"),
-        ("algorithm.cfg.critic_warmup_updates", updates - 1, f"{NOTHING} but by the critic"),
+        ("algorithm.cfg.critic_warmup_updates", updates - 1, f"{NOTHING} except by the critic"),
         ("population.exploit.every", updates, "no member continues from another"),
         ("trainer.eval_freq", updates * rows if trainer.enable_eval else math.inf, "only the end is evaluated"),
         ("trainer.save_freq", updates * rows, "only the end is saved"),
@@ -205,7 +205,7 @@ def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Pr
         yield Problem("trainer.profile", "traces a single run; leave it out, or name one member's config")
     if population.exploit is not None:
         if len(config.members) < 2:
-            yield Problem("population.exploit", "needs two members at least; give population.seeds: 2")
+            yield Problem("population.exploit", "needs at least two members; give population.seeds: 2")
         for key, values in population.vary.items():
             if ".kwargs." in key or isinstance(values[0], tuple):
                 text = f"cannot multiply {key}, whose range is not known; leave it out of population, or exploit"

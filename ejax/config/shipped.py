@@ -48,7 +48,7 @@ def find_config(name: str | Path) -> Path:
         return FOLDER / (short if Path(short).suffix else f"{short}.yaml")
     if path.suffix or path.is_absolute():
         return path
-    text = f"'{name}' is neither a file nor a config of ejax's; `ejax configs` lists them"
+    text = f"'{name}' is neither a file nor one of ejax's configs; `ejax configs` lists them"
     raise ConfigError([], text + did_you_mean(short, shipped_names()))
 
 

@@ -123,7 +123,7 @@ class Control:
         raise_failure(self._words["failure"][:size].tobytes())
 
     def count_samples(self, count: int) -> None:
-        """Count chunks that a consumer has drawn; ConnectionError if the worker has gone."""
+        """Count chunks that a consumer has drawn; ConnectionError if the worker is gone."""
         with self._counting:
             if self._slot is None:
                 with counting(self.folder / COUNTS):
@@ -140,7 +140,7 @@ class Control:
             return
         except FileNotFoundError:
             pass
-        raise ConnectionError("the worker has gone")
+        raise ConnectionError("the worker is gone")
 
     def has_room(self, count: int) -> bool:
         """Return whether the log has room for ``count`` events; without a capacity it always has."""

@@ -115,7 +115,7 @@ class OnlineDataset:
     ) -> None:
         if sequence is not None:
             if chunk_size is not None or sampling_mode != "episode":
-                raise ValueError("sequence has the length of windows, and their mode; leave out the other two")
+                raise ValueError("sequence gives the windows' length and mode; leave out the other two")
         elif not isinstance(chunk_size, ChunkSizeSampler):
             check_count("chunk_size", chunk_size, "an int or a ChunkSizeSampler")
         for name, value in (("batch_size", batch_size), ("chunk_size_every", chunk_size_every)):

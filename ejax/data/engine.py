@@ -200,7 +200,7 @@ class OnlineDataEngine(ChunkSource):
                 return
             if self.cfg.refill_policy == "manual" and generation > control["requested"]:
                 raise ValueError(
-                    f"generation {generation} was not requested, {made} are made; request_refill() returns the next one"
+                    f"generation {generation} was not requested, {made} have been made; request_refill() gives the next"
                 )
             if time.monotonic() > deadline:
                 raise TimeoutError(f"generation {generation} was not complete after {timeout} s; {made} are")

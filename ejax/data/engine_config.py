@@ -127,12 +127,12 @@ class OnlineDataEngineCfg(ConfigClass):
             given = "neither" if self.task is None else "both"
             raise ValueError(f"give task, or gym_config in its place; got {given}")
         if not isinstance(self.gym_config, Mapping) or not isinstance(self.action_config, Mapping):
-            raise TypeError("gym_config and action_config are mappings, as json.load gives them, not paths of files")
+            raise TypeError("gym_config and action_config are mappings, as json.load gives them, not file paths")
         if self.task is None and self.task_cfg:
-            text = "task_cfg are the arguments of task; what demonstrates in a gym_config takes action_config"
+            text = "task_cfg holds the arguments of task; the expert of a gym_config takes action_config"
             raise ValueError(text)
         if self.task is not None and self.action_config:
-            raise ValueError("action_config are arguments of what demonstrates in a gym_config; a task takes task_cfg")
+            raise ValueError("action_config holds the arguments of a gym_config's expert; a task takes task_cfg")
         if self.buffer_device != "cpu":
             raise ValueError(
                 f"buffer_device is {self.buffer_device!r}, but the buffer is in memory that processes share, on the "
@@ -170,7 +170,7 @@ class OnlineDataEngineCfg(ConfigClass):
             if self.lifecycle_event_capacity < 2 * self.buffer_size:
                 raise ValueError(
                     f"lifecycle_event_capacity must be 0 or at least 2 · buffer_size, {2 * self.buffer_size}: each "
-                    f"episode may go and another come together; got {self.lifecycle_event_capacity}"
+                    f"episode may go and another come at once; got {self.lifecycle_event_capacity}"
                 )
 
 

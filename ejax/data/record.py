@@ -116,7 +116,7 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
         place, arguments = FROM_GYM_CONFIG, {"gym_config": args.gym_config, "action_config": args.action_config}
         trust(place)
     if args.task_cfg if args.task is None else args.action_config:
-        raise ValueError("--task-cfg are arguments of --task, and --action-config of what demonstrates in --gym-config")
+        raise ValueError("--task-cfg holds arguments of --task, --action-config those of the expert in --gym-config")
     module, _, name = place.partition(":")
     if not module or not name:
         raise ValueError(f"--task is '{args.task}'; write it as package.module:Name")

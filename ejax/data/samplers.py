@@ -42,7 +42,7 @@ class _Seeded(ChunkSizeSampler):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state`` was taken; ValueError for one of a sampler with other arguments."""
         if state["sampler"] != repr(self):
-            raise ValueError(f"the state is that of {state['sampler']}, this is {self!r}; make the sampler alike first")
+            raise ValueError(f"the state is that of {state['sampler']}, this is {self!r}; make an equal one first")
         self._rng.bit_generator.state = state["generator"]
 
 
@@ -83,7 +83,7 @@ class GMMChunkSampler(_Seeded):
         weights = [1.0] * len(means) if weights is None else weights
         given = f"got means {list(means)}, stds {list(stds)}, weights {list(weights)}"
         if not (means and len(means) == len(stds) == len(weights) and np.isfinite([*means, *stds, *weights]).all()):
-            raise ValueError(f"means, stds and weights must be finite, as many of each, and at least one; {given}")
+            raise ValueError(f"means, stds and weights must be finite, equally many, and at least one; {given}")
         if min(stds) <= 0 or min(weights) < 0 or sum(weights) <= 0:
             raise ValueError(f"every std must be above 0, and weights at least 0 and not all 0; {given}")
         _check_range(low, high)

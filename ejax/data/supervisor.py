@@ -77,7 +77,7 @@ class Supervisor:
                 what = "to fill the buffer" if (self.folder / SPEC).exists() else "to build its task"
                 limit = f"{self._cfg.initialization_timeout} s (initialization_timeout)"
                 raise TimeoutError(
-                    f"the worker took longer than {limit} {what}; where it is only slow, raise initialization_timeout "
+                    f"the worker took longer than {limit} {what}; if it is only slow, raise initialization_timeout "
                     f"(of a config: data.engine.initialization_timeout)"
                 )
         if self.control.state is EngineState.FAILED:
@@ -134,7 +134,7 @@ class Supervisor:
             self._process.kill()
             text = (
                 f"the worker hangs: no attempt of its task ended for {self._cfg.worker_timeout} s (worker_timeout); "
-                f"where attempts are only slow, raise worker_timeout (of a config: data.engine.worker_timeout)"
+                f"if attempts are only slow, raise worker_timeout (of a config: data.engine.worker_timeout)"
                 f"{self._traceback()}"
             )
         else:

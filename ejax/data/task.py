@@ -219,7 +219,7 @@ def check_paths(paths: Sequence[str]) -> None:
         if not all(parts):
             raise ValueError(f"field path '{path}' has an empty part; write it like 'obs/robot/qpos'")
         if count > 1:
-            raise ValueError(f"field path '{path}' is given twice, or is a name that the buffer keeps for itself")
+            raise ValueError(f"field path '{path}' is given twice, or is a name that the buffer reserves")
         outers = ["/".join(parts[:depth]) for depth in range(1, len(parts))]  # of a/b/c: a, a/b
         if outer := next((outer for outer in outers if outer in counts), None):
             raise ValueError(f"field path '{path}' lies inside field '{outer}'; rename one")

@@ -97,7 +97,7 @@ def keep_up_to(
     problems: list[str] = []
     if path.is_symlink() or (path.exists() and not path.is_file()):
         aside = move(path, _aside(path), path.parents[1])
-        return [f"{path} was no file; it is {aside.name} now, and the log begins here"]
+        return [f"{path} was not a file; it is now {aside.name}, and the log begins here"]
     content = read_bytes(path, _MAX_BYTES) if path.exists() else b""
     found, wrong, _ = _scan(content)
     later = [line for line, record in found if record["step"] > step]
@@ -160,7 +160,7 @@ def _change(content: bytes, logged: Mapping[str, Any]) -> str | None:
     if hashlib.sha256(content[: logged["bytes"]]).hexdigest() == logged["sha256"]:
         return None
     what = "was changed" if len(content) >= logged["bytes"] else "lacks lines that it had" if content else "is gone"
-    return f"{what} since the checkpoint was made; its numbers may be others"
+    return f"{what} since the checkpoint was made; its numbers may differ"
 
 
 def _is_evaluation(record: Mapping[str, Any]) -> bool:

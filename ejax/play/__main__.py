@@ -48,7 +48,7 @@ def _write_page(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, 
     taken = {name: options.pop(name) for name in ("member", "checkpoint", "device", "seed")}
     unheeded = [f"--{name.replace('_', '-')}" for name, x in options.items() if x != _parser().get_default(name)]
     if unheeded:
-        raise ValueError(f"--web takes no {', '.join(unheeded)}: who opens the page has the keys and the mouse")
+        raise ValueError(f"--web takes no {', '.join(unheeded)}: the page has keys and the mouse for its visitor")
     page = import_late("interop.web.page")  # by its name: ejax imports nothing of interop
     with working(f"playing for {args.web}"):
         facts: dict[str, object] = page.write_page(args.run, args.web, args.wasm, args.overrides, taken)

@@ -148,7 +148,7 @@ def _events(env: Any, name: str, value: float) -> Iterator[tuple[str, Facts]]:
     elif name == "noise":
         yield "add_observation_noise", {"noise": value}
     elif (asset := asset_of(env)) is None:
-        raise ValueError(f"--{name}: {type(env).__name__} shows no MuJoCo model, whose physics could be shifted")
+        raise ValueError(f"--{name}: {type(env).__name__} has no MuJoCo model whose physics could be shifted")
     elif name == "drives":
         yield "randomize_drive_gains", {"entity_cfg": robot, "stiffness_range": ends, "damping_range": ends}
     else:
@@ -174,7 +174,7 @@ def _build(config: RunConfig, engine: Engine, shift: str, events: Facts) -> Any:
         texts = dict.fromkeys(problem.text for problem in error.problems)  # the user wrote none of its keys
         raise ValueError(f"--{shift}: {'; '.join(texts)}") from error
     if isinstance(env, HostEnv):
-        raise ConfigError([Problem("env.id", f"{config.env.id} is stepped outside JAX, by an engine we cannot choose")])
+        raise ConfigError([Problem("env.id", f"{config.env.id} is stepped by an engine that ejax cannot choose")])
     return env
 
 

@@ -321,7 +321,7 @@ def _film_outside(
 ) -> dict[str, object]:
     for option in ("command", "push"):
         if getattr(viewer, option) is not None:
-            raise ValueError(f"--{option}: {name} is stepped outside JAX, where nothing reaches into its state")
+            raise ValueError(f"--{option}: {name} is stepped outside JAX, where ejax cannot change its state")
     if viewer.video is None:
         raise ValueError(f"{name} is stepped outside JAX and draws itself; give --video FILE")
     fps = env.frames_per_second

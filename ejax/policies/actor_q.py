@@ -115,7 +115,7 @@ def load_actor_from(policy: ActorQ, params: Params, saved: Mapping[str, NDArray[
 def loaded_actor_note(*, squashed: bool) -> str:
     """Write a message about what ``load_actor_from`` leaves out."""
     bent = "" if squashed else ", whose actions tanh bends where they come near the bounds"
-    return f"only its actor{bent}: the critics begin afresh"
+    return f"only its actor{bent}: the critics start afresh"
 
 
 def _problems(section: Any) -> Iterator[Problem]:

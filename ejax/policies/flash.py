@@ -288,7 +288,7 @@ POLICY = PolicyKind(
     unread={
         "actor": _FIXED,
         "critic": _FIXED,
-        "initial_log_std": "has no effect on {name}, whose log_std starts amid log_std_range; leave it out",
+        "initial_log_std": "has no effect on {name}, whose log_std starts in the middle of log_std_range; leave it out",
         "actor_obs_normalization": _NORMALIZED,
         "critic_obs_normalization": _NORMALIZED,
         "vla_config": "belongs to the policy vla, not to {name}; leave it out",

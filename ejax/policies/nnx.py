@@ -199,6 +199,6 @@ def _lost(path: tuple[Any, ...], variable: Any) -> str:
     name = f"{'.'.join(map(str, path))} ({kind})"
     if isinstance(variable, nnx.RngState):
         text = f"the module draws from {name} though it is deterministic, and would draw the same at every step; let"
-        return f"{text} its layers heed their attribute deterministic, or take dropout_seed"
+        return f"{text} its layers follow their attribute deterministic, or take dropout_seed"
     text = f"the module changes {name} while it acts, and that would be lost; change an nnx.BatchStat where"
     return f"{text} use_running_average is False, a Normalizer where observe is given, or give the module a memory"

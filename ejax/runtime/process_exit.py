@@ -23,7 +23,7 @@ from ejax.schema.messages import explain
 from ejax.schema.writing import FAILED
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-GUARD = 'what a script does must stand under `if __name__ == "__main__":`, since worker processes import the script'
+GUARD = 'what a script does must be under `if __name__ == "__main__":`, since worker processes import the script'
 _GRACE_S = 10.0  # for threads that are about to end, such as one that writes a video
 _unheeded: list[list[int]] = []  # signals that active ``until_signal`` blocks have received
 _owned = False  # this process is a command line's

@@ -156,7 +156,7 @@ class Group:
                 _raise_failure()
                 if "DEADLINE_EXCEEDED" not in str(error):  # no word yet is one thing, nobody to bring it another
                     reason = str(error).partition("\n")[0]
-                    raise ProcessesError(f"the words of process 0 do not arrive: {reason}; {_AGAIN}") from error
+                    raise ProcessesError(f"the messages of process 0 do not arrive: {reason}; {_AGAIN}") from error
             waited = time.monotonic() - began
             if waited > limit:
                 text = f"process {process} has not come to {what} for {limit:.0f} s (trainer.process_timeout_s)"

@@ -102,5 +102,5 @@ def unique(pairs: Iterable[tuple[str, T]], what: str) -> dict[str, T]:
 def _checked(keys: Iterable[Any]) -> list[Any]:
     keys = list(keys)
     if "" in keys or len({isinstance(key, str) for key in keys}) > 1:
-        raise ValueError(f"got the keys {', '.join(map(repr, keys))}; must be texts that are not empty, or all numbers")
+        raise ValueError(f"got the keys {', '.join(map(repr, keys))}; must be non-empty texts, or all numbers")
     return sorted(keys)

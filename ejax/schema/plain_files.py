@@ -134,7 +134,7 @@ def check_found(found: os.stat_result, path: str | Path, most: int) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, f"is {kind_of(found.st_mode)}, no regular file", str(path))
+        raise OSError(errno.EINVAL, f"is {kind_of(found.st_mode)}, not a regular file", str(path))
     if found.st_size > most:
         raise _too_large(path, found.st_size, most)
 

@@ -70,7 +70,7 @@ def plain(data: Any, most: int = MAX_COPIED) -> Any:
             raise ConfigError([Problem(key, _TOO_LONG)])
         for text in (node, key):
             if isinstance(text, str) and _ODD.search(text):  # no name of a file, and not UTF-8
-                text = f"got {short_repr(text)}; no text holds null characters or halves of surrogate pairs"
+                text = f"got {short_repr(text)}; a text has no null characters and no halves of surrogate pairs"
                 raise ConfigError([Problem(key, text)])
         if isinstance(node, Mapping):
             return {str(name): copied(value, f"{key}.{name}".lstrip("."), depth + 1) for name, value in node.items()}

@@ -42,7 +42,7 @@ def save_arrays(folder: Path, state: PyTree) -> None:
             raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
     # one reader is enough: all arrays are on the one disk
     if jax.process_index() == 0 and (problems := _differences(read_arrays(folder.parent, None), _flatten(state))):
-        raise CheckpointError(f"{folder} was not stored as it was given: {'; '.join(problems[:_MAX_NAMED])}")
+        raise CheckpointError(f"{folder} was not stored correctly: {'; '.join(problems[:_MAX_NAMED])}")
 
 
 def load_arrays(path: Path, like: PyTree, prefix: str, remedy: str) -> PyTree:

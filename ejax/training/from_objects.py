@@ -46,7 +46,7 @@ def config_of(
     """
     if isinstance(algorithm, BaseAlgorithm):
         if algorithm.record is None:
-            text = f"{type(algorithm).__name__} has methods alone, which no compiled program calls; give it record = "
+            text = f"{type(algorithm).__name__} has only methods, which no compiled program calls; give it record = "
             raise ConfigError([Problem("algorithm", text + "Algorithm(Config=…, update=…), or a loop of your own")])
         options = algorithm.cfg if options is None else options
         algorithm = algorithm.record

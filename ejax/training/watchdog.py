@@ -103,7 +103,7 @@ class Watchdog:
                 self.rescue(*overdue)
             elif not gave_up:
                 gave_up = True
-                print(f"ejax: {overdue[0]}, and cannot be cut off: it is stuck in native code", file=sys.stderr)
+                print(f"ejax: {overdue[0]}, and cannot be interrupted: it is stuck in native code", file=sys.stderr)
 
     def _cut_off(self, number: int, frame: FrameType | None) -> None:
         """In the main thread: end the call under way, if it is overdue indeed."""

@@ -223,8 +223,8 @@ def _refuse_calls_outside(module: str) -> None:
     if calls != asserts or exchanges:
         names = ", ".join(sorted({*re.findall(r"custom_call @(\w+)", module), *exchanges} - {"shape_assertion"}))
         raise ParityError(
-            f"it calls functions outside itself ({names[:200]}), which no export may; it was not run. Of a policy of "
-            "your own: give it operations that StableHLO has, such as no factorization of jax.numpy.linalg"
+            f"it calls functions outside itself ({names[:200]}), which no export may; it was not run. In a policy of "
+            "yours use operations that StableHLO has, so no factorization of jax.numpy.linalg"
         )
 
 

@@ -68,7 +68,7 @@ def check_texts(directory: Path, spec: Spec) -> None:
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{file} does not hold texts with their tokens: {repr(error)[:200]}") from error
     if not entries:
-        raise ValueError(f"{file} holds no text, so that no tokenizer could fail it")
+        raise ValueError(f"{file} holds no text, so no tokenizer could fail")
     for text, tokens in entries:
         found = tokenizer.checked(text)
         # numbers of tokens are equal or at least one apart; states round as each machine's products do

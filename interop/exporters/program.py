@@ -163,4 +163,4 @@ def _merged(x: Any, y: Any) -> Any:
         return [_merged(*pair) for pair in zip(x, y, strict=True)]
     if type(x) is type(y) and x == y:
         return x
-    raise ConversionError("this policy computes otherwise for another number of rows, which torch cannot follow")
+    raise ConversionError("this policy computes differently for another number of rows, which torch cannot follow")

@@ -57,7 +57,7 @@ def unpack(data: bytes | str) -> dict[str, Any]:
         raise ValueError(f"the message is {type(message).__name__} in msgpack; must be a map of an observation's parts")
     parts = dict(pairs)
     if len(parts) < len(pairs):
-        raise ValueError("a part is there twice, by its path and in a map")
+        raise ValueError("a part is given twice, by its path and in a map")
     return parts
 
 

@@ -18,7 +18,7 @@ def parts(obs: Any, paths: Sequence[str], spec: Spec) -> dict[str, Any]:
     names the present arrays, and those that the policy reads."""
     if not isinstance(obs, Mapping):  # a TensorDict is one
         if list(paths) != [WHOLE_OBS]:
-            text = f"the policy reads {', '.join(spec.reads)}, but got one {type(obs).__name__}; give a nest of them"
+            text = f"the policy reads {', '.join(spec.reads)}, but got one {type(obs).__name__}; give a mapping of them"
             raise ValueError(text)
         return {WHOLE_OBS: obs}
     there = _arrays(obs)
@@ -102,7 +102,7 @@ def load_tokenizer(directory: Path, spec: Spec) -> TextReader | None:
     tokenizer = Sentences.load(directory) if own.features else Tokenizer.load(directory / TOKENIZER)
     if (tokenizer.num_tokens, tokenizer.max_words) != (own.num_tokens, own.max_words):
         text = f"{directory / TOKENIZER} has {tokenizer.num_tokens} tokens and {tokenizer.max_words} words, but"
-        raise ValueError(f"{text} policy.json is for {own.num_tokens} and {own.max_words}: they are of two policies")
+        raise ValueError(f"{text} policy.json is for {own.num_tokens} and {own.max_words}: of different policies")
     return tokenizer
 
 

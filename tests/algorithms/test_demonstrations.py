@@ -240,9 +240,9 @@ def test_a_run_that_goes_on_without_the_folder_has_the_bits_of_one_that_was_neve
 @pytest.mark.parametrize(
     ("changes", "key", "text"),
     [
-        ({"task": None}, "", "needs a task, which demonstrates, or a folder of episodes"),
+        ({"task": None}, "", "needs a task that demonstrates, or a folder of episodes"),
         ({"folder": "there"}, "", "give one of them"),
-        ({"share": 0.01}, ".share", "0 rows of algorithm.cfg.batch_size 8; both parts need one"),
+        ({"share": 0.01}, ".share", "0 rows of algorithm.cfg.batch_size 8; both parts need at least one"),
         ({"task": None, "folder": "nowhere"}, ".folder", "nowhere"),
         ({"task_cfg": {"fails": True}}, ".task", "in 100 attempts in a row"),
         ({"task_cfg": {"speed": 1}}, ".task_cfg", "unexpected keyword argument 'speed'"),

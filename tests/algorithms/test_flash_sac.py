@@ -302,7 +302,7 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_never_stopped(tmp_path:
     (["policy.cfg.num_bins=1"], "policy.cfg.num_bins", "give at least 2"),
     (["policy.cfg.longest_hold=0"], "policy.cfg.longest_hold", "give at least 1"),
     (["policy.actor_obs_normalization=true"], "policy.actor_obs_normalization", "normalizes its input by the batch"),
-    (["policy.initial_log_std=-1.0"], "policy.initial_log_std", "amid log_std_range"),
+    (["policy.initial_log_std=-1.0"], "policy.initial_log_std", "in the middle of log_std_range"),
 )
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: list[str], key: str, text: str) -> None:
     assert_refused(raw_run(tmp_path), changes, key, text)

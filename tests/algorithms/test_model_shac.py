@@ -238,7 +238,7 @@ RAW: dict[str, Any] = {
 
 @cases(
     "overrides message",
-    (["policy.squash_actions=false"], r"policy\.squash_actions.*without bounds.*give true"),
+    (["policy.squash_actions=false"], r"policy\.squash_actions.*unbounded actions.*give true"),
     (["algorithm.cfg.replay.n_step=3"], r"replay\.n_step.*got 3; a model is of single steps"),
     (["algorithm.cfg.replay.storage=host"], r"replay\.storage.*got 'host'.*give 'device'"),
     (["algorithm.cfg.replay.capacity=8"], r"replay\.capacity.*got 8, but a rollout has 16 rows"),

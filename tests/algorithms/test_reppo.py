@@ -332,7 +332,7 @@ def test_four_devices_compute_what_one_does(tmp_path: Path) -> None:
     (["policy.name=actor_critic", "policy.cfg={}"], "policy.name", "values no actions; give policy.name: actor_q"),
     (["policy.cfg={initial_kl_coef: 0.01}"], "policy.cfg.num_bins", "is missing: reppo's critic gives"),
     (["policy.cfg={num_bins: 51}"], "policy.cfg.initial_kl_coef", "is missing: reppo learns the weight"),
-    (["policy={name: flash_q, squash_actions: true}"], "policy.name", "whose statistics only flash_sac moves"),
+    (["policy={name: flash_q, squash_actions: true}"], "policy.name", "whose statistics only flash_sac updates"),
     (["algorithm.cfg.vmax=-10"], "algorithm.cfg.vmax", "not above vmin"),
     (["algorithm.cfg.batch_size=64"], "algorithm.cfg.batch_size", "a rollout has 32 rows"),
     (["policy.actor.memory={type: gru}"], "policy.actor.memory", "has no memory"),

@@ -195,7 +195,7 @@ def test_the_collector_waits_for_the_learner_and_loses_nothing() -> None:
 def test_versions_are_published_one_by_one() -> None:
     with background() as running:
         running.start(PARAMS)
-        refused(running.publish, PARAMS, 3, match="version 3 published after 0; versions come one by one")
+        refused(running.publish, PARAMS, 3, match="version 3 published after 0; publish one version after the other")
 
 
 class Breaks(Wrapped):

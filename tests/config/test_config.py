@@ -361,7 +361,7 @@ def test_vla_collects_in_the_background_and_counts_its_buffer_over_all_environme
     (["trainer.save_freq=641"], "trainer.save_freq is 641"),
     (["trainer.save_frequency_updates=6"], "save_frequency_updates is 6, and the run has 5 updates"),
     (["trainer.log_freq_updates=6"], "only the last update is logged"),
-    (["algorithm.cfg.critic_warmup_updates=5"], "nothing is learned but by the critic"),
+    (["algorithm.cfg.critic_warmup_updates=5"], "nothing is learned except by the critic"),
     (["algorithm.cfg.optimizer.learning_rate=0"], "learning_rate is 0: nothing is learned"),
     (["population={seeds: 2, exploit: {every: 6}}"], "population.exploit.every is 6"),
     (["trainer.save_freq=640", "trainer.log_freq_updates=5", "algorithm.cfg.critic_warmup_updates=4"], None),

@@ -48,15 +48,15 @@ def test_files_of_windows_are_read(encoding: str, ends: str, tmp_path: Path) -> 
     ("!!str [1]", "3", "expected a scalar node, but found sequence"),
     ("!!timestamp 2024-01-01", "3", "the tag !!timestamp is not allowed; allowed: !!str"),
     ("!!python/name:os.system ''", "3", "the tag !!python/name:os.system is not allowed"),
-    ("&a [*a]", "3", "an alias stands inside what it is the alias of"),
-    ("&a {b: {c: *a}}", "3", "an alias stands inside what it is the alias of"),
+    ("&a [*a]", "3", "an alias lies inside its own anchor"),
+    ("&a {b: {c: *a}}", "3", "an alias lies inside its own anchor"),
     ("*nowhere", "3", "found undefined alias 'nowhere'"),
     ("[" * 3000, "3", "nested deeper than 50"),
     ("9" * 5000, "3", "characters) … 999"),
     ("{? [1] : 2}", "3", "a key must be text"),
-    ("{<<: 1}", "3", "<< takes a mapping"),
-    ("&a {b: {<<: *a}}", "3", "<< takes a mapping from elsewhere"),
-    ('"\\UFFFFFFFF"', "3", "an escape means no character"),
+    ("{<<: 1}", "3", "<< takes an anchored mapping"),
+    ("&a {b: {<<: *a}}", "3", "<< takes an anchored mapping"),
+    ('"\\UFFFFFFFF"', "3", "an escape stands for no character"),
     ("a\x07b", "3", r"the character '\x07' is not allowed"),
     # what is known only when all is read has a key instead of a line
     (BOMB + "]", "", "has more than 10000 keys and values"),
@@ -100,7 +100,7 @@ def test_a_file_of_10_mb_is_not_parsed(tmp_path: Path, name: str) -> None:
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
-    refused(load_config, tmp_path / "pipe.yaml", word="no regular file")
+    refused(load_config, tmp_path / "pipe.yaml", word="not a regular file")
 
 
 @cases(

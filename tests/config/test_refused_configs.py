@@ -119,7 +119,7 @@ ADAPTIVE = {"batch_size": 32, "schedule": "adaptive", "desired_kl": 0.01, "lr_sc
     ("trainer.seed=[", "override 'trainer.seed=['", "expected the node content, but found '<stream end>"),
     ("a." * 3000 + "b=1", "override 'a.a", "must read section.key=value"),
     ("trainer.seed=!!int abc", "override 'trainer.seed=!!int abc'", "which is not a !!int"),
-    ("trainer.seed=&a [*a]", "override", "an alias stands inside"),
+    ("trainer.seed=&a [*a]", "override", "an alias lies inside"),
     ("trainer.seed=" + "[" * 5000, "override", "nested deeper"),
     ("trainer.seed=" + "9" * 5000, "override", "which is not a !!int"),
     (f"trainer.seed={BOMB}]", "override", "has more than 10000 keys and values"),
@@ -379,8 +379,8 @@ def test_an_extra_that_an_environment_inside_another_needs_is_an_error_of_its_ke
 
 @refusals(
     ({"observation.state": 1, "observation": {"state": 2}}, "env", "'observation.state' reads like a part of"),
-    ({1: 1, "1": 2}, "env", "must be texts"),
-    ({"": 1}, "env", "must be texts that are not empty"),
+    ({1: 1, "1": 2}, "env", "must be non-empty texts"),
+    ({"": 1}, "env", "must be non-empty texts"),
 )
 def test_observations_whose_names_meet_are_refused_before_anything_is_trained(given: Any, key: str, word: str) -> None:
     def space(part: Any) -> gymnasium.Space[Any]:

@@ -222,7 +222,7 @@ def test_an_episode_that_is_not_the_specs_is_refused_and_the_row_stays(
 @cases(
     "frames message",
     ({}, "at least one frame field"),
-    ({"valid": ((), "bool")}, "'valid' is given twice, or is a name that the buffer keeps"),
+    ({"valid": ((), "bool")}, "'valid' is given twice, or is a name that the buffer reserves"),
     ({"a": ((), "f4"), "a/b": ((), "f4")}, "'a/b' lies inside field 'a'"),
     ({"a//b": ((), "f4")}, "has an empty part"),
     ({"a": ((-1,), "f4")}, r"shape \(-1,\)"),

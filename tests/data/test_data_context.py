@@ -156,11 +156,11 @@ def test_windows_that_there_are_not_are_refused(wrong: dict[str, Any], error: ty
 
 
 def test_a_dataset_has_either_chunks_or_windows(recorded: RecordedEpisodes) -> None:
-    refused(lambda: OnlineDataset(recorded, 4, sequence=SequenceSpecCfg()), match="sequence has the length of windows")
-    with pytest.raises(ValueError, match="sequence has the length of windows"):
+    refused(lambda: OnlineDataset(recorded, 4, sequence=SequenceSpecCfg()), match="sequence gives the windows' length")
+    with pytest.raises(ValueError, match="sequence gives the windows' length"):
         OnlineDataset(recorded, sampling_mode="segment", sequence=SequenceSpecCfg())
     refused(OnlineDataset, recorded, match="got NoneType")
-    with pytest.raises(ValueError, match="'loss_mask' is given twice, or is a name that the buffer keeps"):
+    with pytest.raises(ValueError, match="'loss_mask' is given twice, or is a name that the buffer reserves"):
         EpisodeSpec({"loss_mask": ((), "bool")})
 
 

@@ -252,7 +252,7 @@ def test_fields_of_embodichain_mean_here_what_they_mean_there() -> None:
     ({"lifecycle_event_capacity": -1}, "lifecycle_event_capacity must be at least 1, got -1"),
     ({"state_dim": 0}, "state_dim must be at least 1, got 0"),
     ({"gym_config": {"id": "PushCubeRL"}}, "give task, or gym_config in its place; got both"),
-    ({"action_config": {"noise": 0.1}}, "action_config are arguments of what demonstrates in a gym_config"),
+    ({"action_config": {"noise": 0.1}}, "action_config holds the arguments of a gym_config's expert"),
     ({"buffer_device": "cuda:0"}, "buffer_device is 'cuda:0', but the buffer is in memory that processes share"),
     ({"action_semantics": "policy_request"}, "action_semantics: .* names its fields of actions"),
     ({"action_contracts": ("eef_pose.relative@1",)}, "action_contracts: .* names its fields of actions"),

@@ -200,8 +200,8 @@ def test_options_of_the_engine_follow_the_gym_config() -> None:
     "options message",
     ({}, "give task, or gym_config in its place; got neither"),
     ({"gym_config": FIRST_FORM}, "num_envs 64, episodes that are made side by side, and buffer_size is 16"),
-    ({"gym_config": {"id": "x"}, "task_cfg": {"noise": 0.0}}, "in a gym_config takes action_config"),
-    ({"gym_config": "push.json"}, "mappings, as json.load gives them, not paths"),
+    ({"gym_config": {"id": "x"}, "task_cfg": {"noise": 0.0}}, "the expert of a gym_config takes action_config"),
+    ({"gym_config": "push.json"}, "mappings, as json.load gives them, not file paths"),
     ({"gym_config": {"id": "x"}, "action_dim": 2.5}, "action_dim must be an int"),
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -223,8 +223,8 @@ def spoiled(**changes: Callable[..., Any]) -> Episode:
     (lambda: spoiled(actions=lambda a: np.where(np.arange(4) == 2, np.nan, a)), r"'actions' is nan at \[0, 2\]"),
     (lambda: spoiled(actions=lambda a: a[:, :3]), r"frame field 'actions' is float32\[6, 3\]"),
     (lambda: spoiled(rewards=lambda a: a[:-1]), "differ in length"),
-    (lambda: Episode(episode(0).frames, fields=episode(0).fields, success=False), "no success, is not kept"),
-    (lambda: Episode(episode(0).frames, fields=episode(0).fields, complete=False), "not complete"),
+    (lambda: Episode(episode(0).frames, fields=episode(0).fields, success=False), "unsuccessful episode is"),
+    (lambda: Episode(episode(0).frames, fields=episode(0).fields, complete=False), "incomplete"),
     (lambda: Episode(episode(0).frames), "missing .*'goal'"),
 )
 def test_a_wrong_episode_is_refused_and_the_next_one_kept(tmp_path: Path, bad: Callable, message: str) -> None:
@@ -270,7 +270,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*(is lost|clears up)")
+@pytest.mark.filterwarnings("ignore:.*(is lost|append removes it)")
 def test_a_full_disk_at_any_write_loses_nothing_that_was_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +341,7 @@ def test_a_crash_at_any_step_loses_the_episode_in_flight_at_most_and_says_so(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*(is lost|clears up)")
+@pytest.mark.filterwarnings("ignore:.*(is lost|append removes it)")
 def test_what_append_returned_survives_kill_9(tmp_path: Path) -> None:
     chance, folder, promised = random.Random(0), tmp_path / "set", 0
     for _ in range(5):
@@ -359,7 +359,7 @@ def test_an_unfinished_episode_is_told_of_to_who_reads(tmp_path: Path) -> None:
     keep(tmp_path, [0])
     (tmp_path / ".staging").mkdir()
     (tmp_path / ".staging/left").write_bytes(b"half")
-    with pytest.warns(UserWarning, match="next append clears up"):
+    with pytest.warns(UserWarning, match="next append removes it"):
         assert len(EpisodeReader(tmp_path)) == 1
     with pytest.warns(UserWarning, match="is lost, and the 1 before it are complete"):
         keep(tmp_path, [1], append=True)

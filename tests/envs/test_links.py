@@ -95,14 +95,14 @@ def test_a_users_file_has_the_drives_feet_and_contacts_of_the_robot(name: str, t
         "has joints that no drive of h1_2 moves: finger",
     ),
     ('<geom type="sphere"', '<geom contype="0" conaffinity="0" type="sphere"', "it has none but meshes"),
-    ('name="left_knee_link"', 'name="left_kne_link"', r"no collision geom is like 'left_\(shin"),
-    ("<worldbody>", "<world>", "MuJoCo does not read"),
+    ('name="left_knee_link"', 'name="left_kne_link"', r"no collision geom matches 'left_\(shin"),
+    ("<worldbody>", "<world>", "MuJoCo cannot read"),
     ('range="-2 2"', "", "has joints that are not hinges with a range: left_hip_yaw_joint, left_hip_pitch_joint"),
-    ('type="sphere"', 'type="sphere" material="steel"', "MuJoCo does not"),
+    ('type="sphere"', 'type="sphere" material="steel"', "MuJoCo cannot"),
     (
         "</worldbody>",
         '</worldbody><equality><joint name="both" joint1="left_knee_joint" joint2="right_knee_joint"/></equality>',
-        "has both: robots have no equalities",
+        "has both: equalities and tendons are not supported",
     ),
 )
 def test_a_file_that_lacks_something_is_refused_with_what_it_has(old: str, new: str, text: str, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_file_that_lacks_something_is_refused_with_what_it_has(old: str, new: 
 
 
 def test_without_a_file_the_joints_are_told_that_it_must_have() -> None:
-    with pytest.raises(ValueError, match=r"no package is known.*microduck.*left_hip_yaw, left_hip_roll"):
+    with pytest.raises(ValueError, match=r"no known package.*microduck.*left_hip_yaw, left_hip_roll"):
         make_legged_model(MICRODUCK, Terrain(), 0.002)
 
 

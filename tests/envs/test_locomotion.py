@@ -287,7 +287,7 @@ def test_the_rough_ground_is_where_rays_hit_it() -> None:
 
 def test_what_no_joint_is_called_is_refused() -> None:
     assert per_joint(("a_hip", "b_knee"), {".*": 1.0, ".*_knee": 2.0}) == (1.0, 2.0)
-    refused(per_joint, ("a_hip",), {"elbow": 1.0}, match="no joint is like 'elbow'")
+    refused(per_joint, ("a_hip",), {"elbow": 1.0}, match="no joint matches 'elbow'")
 
 
 def test_a_missing_file_is_named() -> None:

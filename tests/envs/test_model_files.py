@@ -35,7 +35,7 @@ def test_a_pipe_is_refused_by_name(xml: str, tmp_path: Path, monkeypatch: pytest
         os.mkfifo(tmp_path / name)
     (tmp_path / "sub" / "other.xml").write_text('<mujoco><include file="include.xml"/></mujoco>')
     (tmp_path / "model.xml").write_text(xml.replace("{here}", str(tmp_path)))
-    with pytest.raises(ValueError, match=r"the model's file .*(pipe|include).* is a named pipe, no regular file"):
+    with pytest.raises(ValueError, match=r"the model's file .*(pipe|include).* is a named pipe, not a regular file"):
         load_model(str(tmp_path / "model.xml"))
     refused(read_links, tmp_path / "model.xml", ANYMAL_C, match="is a named pipe")
     monkeypatch.chdir(tmp_path)

@@ -227,7 +227,7 @@ def test_the_former_hook_of_rewards_is_refused_with_the_new_one() -> None:
     ({"reaching_rewerd": {"weight": 0.2}}, r"rewards\.reaching_rewerd: .*Did you mean 'reaching_reward'\?"),
     ({"reaching_reward": {"wait": 0.2}}, r"rewards\.reaching_reward\.wait: unknown key; allowed: weight"),
     ({"reaching_reward": "much"}, r"rewards\.reaching_reward\.weight: got 'much'; must be a number"),
-    ({"reaching_reward": {"func": "success_reward"}}, r"rewards\.reaching_reward: is a term of the task already"),
+    ({"reaching_reward": {"func": "success_reward"}}, r"rewards\.reaching_reward: is already a term of the task"),
     ({"new": {"func": "sucess_reward"}}, r"rewards\.new\.func: .*Did you mean 'success_reward'\?"),
     ({"new": {"func": "joint_limit_penalty"}}, r"rewards\.new: .*only a gym config has control parts"),
     (["reaching_reward"], r"rewards: got .*; must be a mapping"),

@@ -78,14 +78,14 @@ def test_a_task_can_be_like_another_one(tmp_path: Path) -> None:
 @cases(
     "old new text",
     ('base = "trunk"', 'basis = "trunk"', "hopper.toml has no 'basis'; there is name, source, .*Did you mean 'base'"),
-    ("height = 0.5", "", "hopper.toml gives no height"),
+    ("height = 0.5", "", "hopper.toml has no height"),
     ('body = "shin"', 'bdy = "shin"', "hopper.toml: feet has no 'bdy'; there is body, offset, geoms, contacts"),
-    ("encoder_bias = 0.0", "", "hopper.toml: task gives no encoder_bias"),
+    ("encoder_bias = 0.0", "", "hopper.toml: task has no encoder_bias"),
     ("standing = 0.5", "stands = 0.5", "hopper.toml: task.command has no 'stands'"),
-    ("standing = 0.5", "standing = 1.5", "command.standing must be a part, from 0 to 1, got 1.5"),
-    ("knee = 20.0", "ankle = 20.0", "no joint is like 'ankle'; there is hip, knee"),
+    ("standing = 0.5", "standing = 1.5", "command.standing must be a share, from 0 to 1, got 1.5"),
+    ("knee = 20.0", "ankle = 20.0", "no joint matches 'ankle'; there is hip, knee"),
     ("[task]", "[task]\nlike = 'nobody'", "task.like must name a robot that has a file next to it, got 'nobody'"),
-    ("[task]", "[task", "hopper.toml is no TOML: "),
+    ("[task]", "[task", "hopper.toml is not TOML: "),
 )
 def test_wrong_files_are_refused(tmp_path: Path, old: str, new: str, text: str) -> None:
     refused(lambda: read_task(written(tmp_path, HOPPER.replace(old, new))), match=text)

@@ -175,7 +175,7 @@ def test_ejax_takes_its_own_vector_back() -> None:
     (lambda: EjaxEnv("RenderedEnv", blank=True), "RenderedEnv", "give env"),
     (lambda: EjaxEnv(PointMassRL(), mass=1.0), "arguments (mass)", "PointMassRL is made already"),
     (lambda: EjaxEnv("PointMassRL", render_mode="rgb_array"), "render_mode", "PointMassRL cannot be drawn"),
-    (lambda: EjaxEnv("gymnasium:CartPole-v1", num_envs=1), "gymnasium:CartPole-v1", "is stepped outside JAX already"),
+    (lambda: EjaxEnv("gymnasium:CartPole-v1", num_envs=1), "gymnasium:CartPole-v1", "is already stepped outside JAX"),
     (lambda: EjaxVectorEnv("PointMassRL", 0), "num_envs", "must be an integer >= 1, got 0"),
     (lambda: EjaxEnv("PointMassRL").reset(options={"low": 0}), "reset takes no option 'low'", "there is none"),
     (lambda: EjaxEnv("PointMassRL").reset(seed=2**32), "seed", "got 4294967296; must be within"),

@@ -85,7 +85,7 @@ def test_velocities_are_those_of_a_constant_twist(tmp_path: Path) -> None:
     ({"joint_pos": np.zeros((150, 29))}, "3 frames or more of this robot's 12 joints, finite; got 150 frames of 29"),
     ({"fps": np.array([0.0])}, "at fps 0"),
     ({"joint_pos": np.full((150, 12), np.nan)}, "finite"),
-    ({"joint_pos": CLIP.qpos[:, 7:][:, ::-1]}, "its order is another one, as Isaac Lab's"),
+    ({"joint_pos": CLIP.qpos[:, 7:][:, ::-1]}, "in another order, such as Isaac Lab's"),
     ({"body_pos_w": CLIP.link_pos[:, :5]}, "the 13 links of this robot, but 5"),
 )
 def test_a_file_that_is_not_this_robots_is_refused(tmp_path: Path, change: dict[str, Any], text: str) -> None:

@@ -12,6 +12,6 @@ def load_shipped(path: Path) -> RunConfig:
     try:
         return load_config(path, device="cpu")
     except ConfigError as error:
-        if "this robot's model is a file of the package" in str(error):
+        if "this robot's model is in the package" in str(error):
             pytest.skip(str(error))
         raise

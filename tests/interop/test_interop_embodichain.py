@@ -324,7 +324,7 @@ def test_sac_starts_from_the_actor_of_the_file(golden: dict[str, Any], parts: Pa
     """Its actions are not squashed: tanh bends them, of the same normal distribution."""
     ours = build(for_sac(golden))
     state, notes = start_from_policy(ours, for_sac(golden))
-    adopted = "only its actor, whose actions tanh bends where they come near the bounds: the critics begin afresh"
+    adopted = "only its actor, whose actions tanh bends where they come near the bounds: the critics start afresh"
     assert notes == [f"the policy is that of {POINT_MASS}", adopted]
     saved = pt_file.read_pt(POINT_MASS).policy
     obs = jax.random.normal(KEY, (5, saved["actor.0.weight"].shape[1]))

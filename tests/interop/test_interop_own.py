@@ -185,7 +185,7 @@ def test_torch_runs_jaxs_operations(name: str) -> None:
     ("do", "message"),
     [
         (lambda x, w: jnp.sort(x), "torch has no counterpart of JAX's operation sort"),
-        (lambda x, w: x / len(x), "computes otherwise for another number of rows"),
+        (lambda x, w: x / len(x), "computes differently for another number of rows"),
         (
             lambda x, w: x + jax.random.normal(jax.random.key(0), (12,)),
             "torch has no counterpart of JAX's operation random",

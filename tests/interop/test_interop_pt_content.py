@@ -268,7 +268,7 @@ def test_what_a_file_may_not_hold_is_named_by_key_and_remedy(
 
 def test_the_place_is_named_in_torchs_older_format_too(golden: Any, tmp_path: Path) -> None:
     torch.save(golden[2] | {"x": np.float64(1.0)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
-    refused(pt_file.read_pt, tmp_path / "a.pt", key="numpy", word="Save tensors and plain values")
+    refused(pt_file.read_pt, tmp_path / "a.pt", key="numpy", word="Save only tensors and plain values")
 
 
 @cases(

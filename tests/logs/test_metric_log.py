@@ -86,7 +86,7 @@ def test_a_line_that_a_kill_cut_short_is_nothing_to_speak_of(end: bytes, said: i
     (lambda path: path.write_bytes(path.read_bytes()[:60]), "lacks lines that it had"),
     (lambda path: path.write_bytes(b""), "is gone"),
     (lambda path: path.unlink(), "is gone"),
-    (lambda path: (path.unlink(), path.mkdir()), "was no file"),
+    (lambda path: (path.unlink(), path.mkdir()), "was not a file"),
     ids=["changed", "cut", "empty", "removed", "a folder"],
 )
 def test_a_log_that_is_another_than_at_the_checkpoint_is_said(damage: Callable, text: str, log: tuple) -> None:

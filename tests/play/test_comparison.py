@@ -187,8 +187,8 @@ def test_a_report_has_a_row_for_each_condition(monkeypatch: Any, capsys: Any, tm
         (["--friction", "2"], "touches nothing in this model"),
         (["--latency", "-1"], "ejax evaluate: --latency -1: got [-1.0, -1.0]; must be >= 0"),
         (["--tolerance", "0"], "--tolerance must be > 0"),
-        (["--video", "a.mp4"], "--video goes without --engine"),
-        (["--sample"], "--sample goes without --engine"),
+        (["--video", "a.mp4"], "--video does not go with --engine"),
+        (["--sample"], "--sample does not go with --engine"),
     ):
         assert main([*words, *wrong]) == 2
         assert text in capsys.readouterr().err
@@ -215,7 +215,7 @@ def test_a_trained_policy_does_the_same_by_mjx(tmp_path: Path) -> None:
 def test_options_of_a_comparison_alone_are_refused(capsys: Any) -> None:
     for option in (["--explain"], ["--tolerance", "0"]):
         assert main(["RUN", *option]) == 2
-        assert f"{option[0]} is of a comparison: give --engine A,B" in capsys.readouterr().err
+        assert f"{option[0]} belongs to a comparison: give --engine A,B" in capsys.readouterr().err
 
 
 @refusals((["c", "bullet"], "--engine", "'bullet'"), (["c", "mujoco"], "--engine", "once"))

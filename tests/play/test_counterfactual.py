@@ -38,9 +38,9 @@ def test_the_policy_reads_the_sentence_in_every_row_of_the_observation() -> None
 @cases(
     "options text",
     ([], "has no ending(state) or cannot be drawn; --counterfactual needs both"),
-    (["--engine", "mjx"], "--engine goes without --counterfactual"),
-    (["--noise", "0.1"], "--noise goes without --counterfactual"),
-    (["--sample"], "--sample goes without --counterfactual"),
+    (["--engine", "mjx"], "--engine does not go with --counterfactual"),
+    (["--noise", "0.1"], "--noise does not go with --counterfactual"),
+    (["--sample"], "--sample does not go with --counterfactual"),
     (["--episodes", "9"], "draws at most 8 starts; got --episodes 9"),
 )
 def test_what_cannot_be_imagined_is_refused(

@@ -43,8 +43,8 @@ def test_single_actions_of_a_runs_chunks_are_evaluated_in_a_table(
     (["--chunks", "async", "--latency", "5", "--hold", "zero"], "8 actions, 5 steps late, got one in 5 steps"),
     (["--chunks", "async", "--latency", "0.5"], "--latency: got 0.5; must be whole control steps"),
     (["--chunks", "async", "--hold", "zero,last,zero"], "--hold: got zero,last,zero; must be zero or last, once or"),
-    (["--chunks", "async", "--noise", "0.1"], "--noise goes without --chunks: evaluate one condition"),
-    (["--every", "2"], "--every and --hold are of chunks"),
+    (["--chunks", "async", "--noise", "0.1"], "--noise does not go with --chunks: evaluate one condition"),
+    (["--every", "2"], "--every and --hold go with chunks"),
     (["--chunks", "async", "env.cfg.action_chunk=1"], "this policy decides on one action"),
 )
 def test_what_cannot_be_executed_is_refused(

@@ -68,7 +68,7 @@ def test_all_names_that_do_not_fit_are_in_one_error(tmp_path: Path) -> None:
 @cases(
     "kind options text",
     ("pi0", {"type": "act"}, "is of 'act', not of pi0"),
-    ("pi0", {"use_relative_actions": True}, "use_relative_actions is true, which ejax has not"),
+    ("pi0", {"use_relative_actions": True}, "use_relative_actions is true, which ejax lacks"),
     ("smolvla", {"add_image_special_tokens": True}, "add_image_special_tokens is true"),
     ("pi0", {"input_features": {"observation.state": {"type": "STATE", "shape": [4]}}}, "has 3 numbers, the model's 4"),
     ("smolvla", {"resize_imgs_with_padding": [32, 32]}, r"ejax has the size of these weights, \[16, 16\]"),

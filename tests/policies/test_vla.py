@@ -489,7 +489,7 @@ def test_cloning_a_flow_makes_its_velocity_the_difference_of_action_and_noise() 
 def test_a_loss_of_another_head_is_refused(head: str, wrong: Any) -> None:
     policy, obs = small(head={"type": head}), observations(batch=(2, 2))
     batch = {"obs": obs, "action": jnp.zeros((2, 2, A)), "noise_seed": jnp.zeros(2, jnp.uint32)}
-    with pytest.raises(ValueError, match=f"loss '{wrong}' is not for this policy"):
+    with pytest.raises(ValueError, match=f"loss '{wrong}' does not fit this policy"):
         bc_loss(variables_of(policy), batch, policy=policy, config=BCConfig(loss=wrong))
 
 

@@ -120,7 +120,7 @@ def test_units_are_those_of_the_first_demonstrations() -> None:
 
 @cases(
     "model text",
-    ({"frozen": ["visio$"]}, "no weight has a name that begins as 'visio"),
+    ({"frozen": ["visio$"]}, "no weight's name begins with 'visio"),
     ({"lora": {"modules": ["[q"]}}, "not a regular expression"),
     ({"sizes": {**SIZES, "vision_width": 24}}, "vision_width is 24; pi0's vision tower has 16 heads"),
     ({"sizes": {**SIZES, "patch": 5}}, "let the first divide the second"),

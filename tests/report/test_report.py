@@ -427,7 +427,7 @@ def test_a_pipe_in_place_of_exploits_and_a_count_that_is_text_are_told(run: Path
     (meta,) = member.glob("checkpoints/*/meta.json")
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"skipped_updates": "1"}))
     page = report(population)
-    assert "exploits.jsonl" in page.text and "is a named pipe, no regular file" in page.text
+    assert "exploits.jsonl" in page.text and "is a named pipe, not a regular file" in page.text
     assert "meta.json has a wrong 'skipped_updates'" in page.text
 
 

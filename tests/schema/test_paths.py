@@ -40,8 +40,8 @@ def test_names_that_would_be_equal_are_escaped_also_below_a_prefix(tree: Any) ->
     "tree text",
     ({"a.b": 1, "a": {"b": 2}}, "'a.b' reads like a part of 'a'"),
     ({"robot": {"q": 1}, "robot.extra": 2}, "'robot.extra' reads like a part of 'robot'"),
-    ({1: 0, "1": 0}, "texts that are not empty"),
-    ({"": 0, "b": 0}, "texts that are not empty"),
+    ({1: 0, "1": 0}, "non-empty texts"),
+    ({"": 0, "b": 0}, "non-empty texts"),
 )
 def test_parts_of_an_observation_that_one_name_would_mean_are_refused(tree: Any, text: str) -> None:
     refused(named, tree, match=text)

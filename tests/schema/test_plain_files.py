@@ -33,8 +33,8 @@ ROOT = Path(__file__).parents[2]
 def test_what_is_no_regular_file_is_refused_at_once(read: Callable[[Path], Any], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     began = time.monotonic()
-    refused(read, tmp_path / "pipe", match="is a named pipe, no regular file", error=OSError)
-    refused(read, Path("/dev/zero"), match="is a device, no regular file", error=OSError)
+    refused(read, tmp_path / "pipe", match="is a named pipe, not a regular file", error=OSError)
+    refused(read, Path("/dev/zero"), match="is a device, not a regular file", error=OSError)
     refused(read, tmp_path, error=IsADirectoryError)
     refused(read, tmp_path / "none", error=FileNotFoundError)
     refused(read, Path("a\0b"), match="null", error=OSError)

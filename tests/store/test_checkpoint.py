@@ -148,7 +148,7 @@ def test_a_key_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
 def test_what_is_not_stored_as_it_was_given_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storable = arrays._storable
     monkeypatch.setattr(arrays, "_storable", lambda x: storable(x.astype(jnp.int32) if x.dtype == bool else x))
-    with pytest.raises(CheckpointError, match=r"was not stored as it was given: flag is int32.*, this run needs bool"):
+    with pytest.raises(CheckpointError, match=r"was not stored correctly: flag is int32.*, this run needs bool"):
         save_checkpoint(tmp_path, "a_step_1", make_state(), {"global_step": 1})
     assert not (tmp_path / "a_step_1").exists()
 

@@ -269,7 +269,7 @@ def _read_push(events: Section) -> dict[str, Any] | None:
         event.ignore_all(IGNORED["env.events"])
         if func != _PUSH or push is not None:
             event.problem("func", f"got {func!r}; ejax's velocity tasks have one {_PUSH}")
-            event.skip("its functor is not there")
+            event.skip("its functor is missing")
             continue
         if event.take("mode") != "interval" or event.integer("interval_step", 1) != 1:
             event.problem("mode", "a push has mode interval and interval_step 1: its own timer says when it is due")

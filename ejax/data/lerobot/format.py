@@ -108,7 +108,7 @@ def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) ->
         if taken_or_slash or (column.kind == "video" and path_problem(VIDEO_FOLDER.format(video_key=column.feature))):
             raise ValueError(
                 f"field '{column.path}' cannot be feature '{column.feature}': the name is taken, has a slash or is "
-                f"no name of a file; give it another one by names={{'{column.path}': ...}}"
+                f"not a file name; rename it by names={{'{column.path}': ...}}"
             )
         taken.add(column.feature)
     return columns

@@ -64,7 +64,7 @@ class EpisodeReader:
         if (self.folder / STAGING).exists():
             warnings.warn(
                 f"{self.folder}: an episode is being written, or was when the recording was cut off; it is not read. "
-                f"In the latter case the next append clears up",
+                f"In the latter case the next append removes it",
                 stacklevel=2,
             )
 

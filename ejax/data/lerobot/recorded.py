@@ -140,5 +140,5 @@ def _chosen(episodes: Sequence[int] | None, reader: EpisodeReader) -> NDArray[np
     if chosen.min() < 0 or chosen.max() >= count:
         raise IndexError(f"episodes are 0 to {count - 1} in {folder}, got {chosen.min()} to {chosen.max()}")
     if len(set(chosen.tolist())) < len(chosen):
-        raise ValueError(f"episodes has some twice: {list(chosen)}; give each once")
+        raise ValueError(f"episodes names some twice: {list(chosen)}; give each once")
     return chosen

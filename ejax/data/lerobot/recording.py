@@ -169,7 +169,7 @@ def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any],
         if has.get(path) != needs.get(path):
             raise ValueError(
                 f"{folder} has {path} {short_repr(has.get(path))}, the writer {short_repr(needs.get(path))}; make the "
-                f"writer alike, or record into a new folder"
+                f"writer's arguments equal, or record into a new folder"
             )
 
 

@@ -280,7 +280,7 @@ class EpisodeWriter:
 
     def _checked(self, episode: Episode) -> Episode:
         if not (episode.complete and episode.success):
-            raise ValueError("an episode that is not complete, or no success, is not kept; make it a Failure")
+            raise ValueError("an incomplete or unsuccessful episode is not kept; make it a Failure")
         frames, fields = check_episode(episode, self._format.spec, _MAX_FRAMES)
         for path, values in (frames | fields).items():
             if values.dtype.kind == "f" and not np.isfinite(values).all():

@@ -49,7 +49,7 @@ class GymnasiumVector:
     def __init__(self, env: VectorEnv, *, clip_actions: bool = True, max_episode_steps: int = 0) -> None:
         mode = env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
-            text = "so that it is not known what its step returns after an episode's end; set it to an AutoresetMode"
+            text = "so what its step returns after an episode's end is unknown; set it to an AutoresetMode"
             raise ValueError(f"{type(env).__name__} has no metadata['autoreset_mode'], {text}")
         self.env, self.mode, self.clip_actions = env, mode, clip_actions
         self.num_envs, self.max_episode_steps = int(env.num_envs), max_episode_steps
@@ -189,7 +189,7 @@ def make(
         try:
             vector: VectorEnv = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, context="forkserver")
         except (ConnectionError, EOFError):  # says nothing
-            text = "its worker process ended before the environment was made, and says above why"
+            text = "its worker process ended before the environment was made; the reason is printed above"
             raise RuntimeError(f"{name}: {text}; {GUARD}") from None
     else:
         vector = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)

@@ -164,7 +164,7 @@ def task_of(task: str | Env, cfg: Mapping[str, Any]) -> Env:
     except TypeError as error:
         raise ValueError(f"{task}: {error}") from error
     if isinstance(env, HostEnv | gymnasium.Env | VectorEnv):
-        raise ValueError(f"{task} is stepped outside JAX already; make it by its own library")
+        raise ValueError(f"{task} is already stepped outside JAX; make it with its own library")
     return with_events(env, {})
 
 

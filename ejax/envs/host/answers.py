@@ -12,7 +12,7 @@ from ejax.types import HostTimestep, PyTree
 
 OLD_GYM = (
     "Gymnasium's environments have reset(seed=None, options=None) -> (obs, info) and step(action) -> (obs, reward, "
-    "terminated, truncated, info); write it so, or wrap one of gym's by shimmy's GymV21CompatibilityV0(env=…)"
+    "terminated, truncated, info); write yours so, or wrap one of gym's in shimmy's GymV21CompatibilityV0(env=…)"
 )
 """Remedy for the forms that gym had before 0.26."""
 _NUMBER, _FLAG = "fiub", "b"  # kinds of dtypes; a flag is a number too

@@ -155,7 +155,7 @@ def with_curriculum(task: VelocityTask, curriculum: Mapping[str, Any], where: st
             raise ValueError(f"{where}.{name}: {error}") from error
         for number in sorted(stages.names):
             if (other := changes.setdefault((stages.of, number), name)) != name:
-                raise ValueError(f"{where}.{name}: {number} changes in {other} already; keep one of them")
+                raise ValueError(f"{where}.{name}: {number} already changes in {other}; keep one of them")
     return replace(task, curriculum=FrozenDict(made))
 
 
@@ -168,7 +168,7 @@ def _checked(task: VelocityTask, stages: Stages) -> Stages:
         for change in changes:
             check_names("rewards", change, own)
             if wrong := [f"{name}: {x!r}" for name, x in change.items() if not _is_number(x)]:
-                raise ValueError(f"stages of rewards are weights, numbers; got {wrong[0]}")
+                raise ValueError(f"stages of rewards are weights, which are numbers; got {wrong[0]}")
     else:
         record: Any = task.command if stages.of == "command" else task.push
         for change in changes:
@@ -245,7 +245,7 @@ def _tables(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         robot = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is no TOML: {error}") from error
+        raise ValueError(f"{path} is not TOML: {error}") from error
     own = robot.pop("task", {})
     like = own.pop("like", None)
     if like is None:
@@ -302,5 +302,5 @@ def _filled(kind: type[Record], table: Mapping[str, Any], where: str) -> Record:
     check_names(where, table, [field.name for field in fields(kind)])
     needed = [field.name for field in fields(kind) if field.default is MISSING]
     if missing := [name for name in needed if name not in table]:
-        raise ValueError(f"{where} gives no {', '.join(missing)}")
+        raise ValueError(f"{where} has no {', '.join(missing)}")
     return kind(**{name: None if value is False else freeze(value) for name, value in table.items()})

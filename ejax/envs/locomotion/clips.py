@@ -107,7 +107,7 @@ def _check_links(path: Path, places: NDArray[Any], clip: Clip) -> None:
     if not same or (apart := float(np.abs(places - clip.link_pos).max())) > _APART:
         found = f"up to {apart:.2f} m away" if same else f"{places.shape[1]}"
         text = f"its links are not where its joints put the {clip.link_pos.shape[1]} links of this robot, but {found}"
-        order = "it is of another robot, or its order is another one, as Isaac Lab's, which goes breadth first"
+        order = "it is of another robot, or in another order, such as Isaac Lab's, which is breadth first"
         raise ValueError(f"motion: {path}: {text}: {order}; reorder it, joint_pos too, or leave out all but the base")
 
 

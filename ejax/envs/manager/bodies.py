@@ -85,7 +85,7 @@ def _read_shape(shape: Section) -> tuple[Any, tuple[float, ...]]:
         return kind.lower(), (shape.number("radius", 0.5, above=0.0), shape.number("height", 1.0, above=0.0) / 2.0)
     text = "meshes are EmbodiChain's files, which ejax does not have; " if kind == "Mesh" else ""
     shape.problem("shape_type", f"got {kind!r}; {text}allowed: Cube, Sphere, Cylinder, Capsule")
-    shape.skip("its shape is not there")
+    shape.skip("its shape is missing")
     return None, ()
 
 
@@ -128,7 +128,7 @@ def read_robot(section: Section) -> PlacedRobot | None:
         arm = None
     if arm is None:
         _refuse_robot(section, kind)
-        section.skip("its robot is not there")
+        section.skip("its robot is missing")
         return None
     tcp = _read_tcp(section)
     robot = make_cart_pole() if arm == "cart_pole" else make_ur(arm, tcp, gripper=hand)

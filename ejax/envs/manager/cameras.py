@@ -22,7 +22,7 @@ _INTRINSICS = (600.0, 600.0, 320.0, 240.0)
 _BASELINE = (0.05, 0.0, 0.0)
 _LINKS = {"ee_link": "flange", "base_link": "base"}
 """EmbodiChain's link -> ejax's body in the same place."""
-_COLOURS_ONLY = "there are pictures of colours only, which ejax's policies read; give false"
+_COLOURS_ONLY = "there are only colour pictures, which ejax's policies read; give false"
 _REFUSED = {
     "enable_depth": _COLOURS_ONLY,
     "enable_mask": "there are no masks: bodies have no numbers here as in EmbodiChain's renderer; give false",
@@ -39,7 +39,7 @@ def read_cameras(root: Section, links: tuple[str, ...], robot_uid: str) -> tuple
     cameras = tuple(each for each in read if each is not None)
     names = [each.uid for each in cameras]
     for name in {name for name in names if names.count(name) > 1}:
-        root.problem("sensor", f"two are called '{name}'; give each another uid")
+        root.problem("sensor", f"two are called '{name}'; give each its own uid")
     return cameras
 
 
@@ -58,7 +58,7 @@ def _read_camera(section: Section, links: tuple[str, ...], robot_uid: str) -> Se
         section.problem("sensor_type", text)
     kind, uid = section.choice("sensor_type", _SENSORS, "Camera"), section.take("uid")
     if kind not in _SENSORS:
-        section.skip("its sensor is not there")
+        section.skip("its sensor is missing")
         return None
     if not isinstance(uid, str):
         section.problem("uid", f"got {short_repr(uid)}; must be a name")
@@ -119,7 +119,7 @@ def _read_pose(section: Section, *, mounted: bool) -> NDArray[np.float64]:
     if "eye" not in section:
         for name in ("target", "up"):
             if name in section:
-                section.problem(name, "is read together with eye only, which is missing")
+                section.problem(name, "is read only together with eye, which is missing")
         norm = float(np.linalg.norm(quat))
         if norm < 1e-6:
             section.problem("quat", f"got {list(quat)}; must be a rotation, x y z w")

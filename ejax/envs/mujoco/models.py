@@ -163,7 +163,7 @@ def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:
     text = f"{named}: a step must depend on qpos, qvel and ctrl alone"
     if (clocks := model.sensor_type == int(_SENSOR.mjSENS_CLOCK)).any():
         which = model.sensor(int(clocks.argmax())).name
-        raise ValueError(f"{text}, but sensor {which!r} reads a clock; world.time is it")
+        raise ValueError(f"{text}, but sensor {which!r} reads a clock; use world.time")
     if model.na:
         which = ", ".join(repr(model.actuator(i).name or i) for i in np.flatnonzero(model.actuator_actnum > 0))
         what = f"actuator {which} has an activation"

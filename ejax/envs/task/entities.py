@@ -54,7 +54,7 @@ def per_joint(joints: tuple[str, ...], values: Mapping[str, float]) -> tuple[flo
     """Assign to each joint the number of the last pattern that fits, or 0. Raises ValueError: one fits no joint."""
     for pattern in values:
         if not any(re.fullmatch(pattern, joint) for joint in joints):
-            raise ValueError(f"no joint is like '{pattern}'; there is {', '.join(joints)}")
+            raise ValueError(f"no joint matches '{pattern}'; there is {', '.join(joints)}")
     # the last counts, so that a general pattern may stand first and exceptions after it
     found = [[value for pattern, value in values.items() if re.fullmatch(pattern, joint)] for joint in joints]
     return tuple(float(each[-1]) if each else 0.0 for each in found)

@@ -119,9 +119,9 @@ def _drives(model: mujoco.MjModel) -> Iterator[str]:
                 text = "a ctrlrange far beyond the joint's range: MuJoCo takes it as radians in any file"
                 found.setdefault(text, []).append(f"{name} ({low:g} to {high:g})")
         if kind == "position" and not model.actuator_forcelimited[i] and not model.jnt_actfrclimited[joint]:
-            found.setdefault("a position drive without a limit of its force: give a forcerange", []).append(name)
+            found.setdefault("a position drive without a force limit: give a forcerange", []).append(name)
         if servo and not model.actuator_biasprm[i, 2] and not model.dof_damping[model.jnt_dofadr[joint]]:
-            found.setdefault("a position drive without damping, which swings: give a kv or dampratio", []).append(name)
+            found.setdefault("an undamped position drive, which oscillates: give a kv or dampratio", []).append(name)
     yield from (f"{', '.join(names)}: {text}" for text, names in found.items())
 
 
@@ -129,7 +129,7 @@ def _masses(spec: mujoco.MjSpec, model: mujoco.MjModel) -> Iterator[str]:
     moving = [i for i in range(1, model.nbody) if model.body_weldid[i]]
     light = [label(model, "body", i) for i in moving if model.body_dofnum[i] and not model.body_mass[i] > 1e-6]
     if light:
-        yield f"{', '.join(light)}: moves and weighs nothing by itself; give it an <inertial>"
+        yield f"{', '.join(light)}: moves and has no mass; give it an <inertial>"
     twice: list[str] = []
     low, high = spec.compiler.inertiagrouprange
     for body in spec.bodies:
@@ -142,7 +142,7 @@ def _masses(spec: mujoco.MjSpec, model: mujoco.MjModel) -> Iterator[str]:
         if shown and len(weighs) > len(shown) and not body.explicitinertial and model.body_weldid[body.id]:
             twice.append(body.name or f"body {body.id}")
     if twice:
-        yield f"{', '.join(twice)}: geoms that only show weigh too; give an <inertial>, or mass='0' to them"
+        yield f"{', '.join(twice)}: visual geoms have mass too; give an <inertial>, or mass='0' to them"
 
 
 def _hulls(model: mujoco.MjModel) -> Iterator[str]:

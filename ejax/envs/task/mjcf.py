@@ -69,7 +69,7 @@ def check_actuators(kind: str, model: mujoco.MjModel, num_actions: int, own_cont
     if own_control:
         return
     if num_actions not in (0, model.nu):
-        remedy = "give control(self, world, action), which makes of the one what the other take"
+        remedy = "give control(self, world, action), which turns the former into the latter"
         raise ValueError(f"{kind}: {num_actions} actions for {model.nu} actuators; {remedy}")
     for i in range(model.nu):
         if not model.actuator_ctrllimited[i]:

@@ -310,7 +310,7 @@ def _refuse_misspelt(cls: type) -> None:
 
 def _asset(kind: type[Any], given: Any) -> str:
     if not isinstance(given, str):
-        raise ValueError(f"model must be a file or MJCF as text, got {given!r}; of an MjSpec give to_xml()")
+        raise ValueError(f"model must be a file or MJCF as text, got {given!r}; for an MjSpec give to_xml()")
     owner = next(each for each in kind.__mro__ if "model" in vars(each))
     own = given == os.fspath(kind.model)  # the class's own file lies beside it
     return find_model(given, owner.__module__ if own else "")

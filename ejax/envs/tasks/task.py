@@ -329,7 +329,7 @@ def as_truth(what: str, given: Any) -> Array:
     if x.shape or x.dtype != bool:
         raise ValueError(
             f"{what} must be true or false, got {x.dtype}{list(x.shape)}; compare numbers, "
-            "and make one of several by .any() or .all()"
+            "and reduce several by .any() or .all()"
         )
     return x
 

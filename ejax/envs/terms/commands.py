@@ -65,7 +65,7 @@ class CommandRanges:
             check_range(f"command.{name}", getattr(self, name), positive=name == "resampling_time")
         for name in ("standing", "heading", "forward", "single", *_ZEROS):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"command.{name} must be a part, from 0 to 1, got {getattr(self, name)}")
+                raise ValueError(f"command.{name} must be a share, from 0 to 1, got {getattr(self, name)}")
         if not 0.0 <= self.least_speed < float("inf"):
             raise ValueError(f"command.least_speed must be a number of at least 0, got {self.least_speed}")
 

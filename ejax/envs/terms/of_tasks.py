@@ -47,7 +47,7 @@ def read_added(
         if isinstance(entry, Mapping) and "func" in entry:
             functors[name] = entry
             if reward_names is not None and known:
-                report.refuse(key, "is a term of the task already; give the new one another name")
+                report.refuse(key, "is already a term of the task; rename the new one")
         elif known:
             with Section(entry if isinstance(entry, Mapping) else {"weight": entry}, key, report) as section:
                 weights[name] = section.number("weight", 1.0)

@@ -47,7 +47,7 @@ def _read_term(name: str, section: Section, kind: TermKind, modes: tuple[str, ..
     # a wrong contract is reported alone: a missing func as well would mislead
     func = None if section.report.refuses(section.key("contract")) else _find(section, kind, func_name)
     if func is None:
-        params.skip("its functor is not there")
+        params.skip("its functor is missing")
         return None
     declared = modes_of(func.name) if isinstance(func, PhysicsEvent) else modes
     if kind == "observations":  # by the name of the second parameter

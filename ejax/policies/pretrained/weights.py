@@ -219,7 +219,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         # the numbers of a quantized array are wrong by a scale that stands elsewhere in the file
         if not (odd := [f"{name} is {kind}" for name, kind in kinds.items() if kind not in _TYPES]):
             return {name: file.get_tensor(name) for name in kinds}
-    text = "What is quantized needs its scales: convert it to F32 or BF16 with the program that made it"
+    text = "Quantized weights need their scales: convert it to F32 or BF16 with the program that made it"
     raise WeightsError(f"{path}: {_first(odd)}; allowed are {', '.join(_TYPES)}. {text}")
 
 

@@ -74,7 +74,7 @@ def read_spec(kind: Kind, model_path: str | None) -> tuple[ExpertSpec, dict[str,
     if options.get("type", kind) != kind:
         raise WeightsError(f"{config_file} is of '{options['type']}', not of {kind}; give policy.name its name")
     if on := [name for name in _REFUSED if options.get(name)]:
-        raise WeightsError(f"{config_file}: {', '.join(on)} is true, which ejax has not; convert actions in the data")
+        raise WeightsError(f"{config_file}: {', '.join(on)} is true, which ejax lacks; convert actions in the data")
     shapes = {renamed(name, NAMES): shape for name, shape in weight_shapes(file).items()}
     try:
         spec = _spec_of(kind, shapes, options)
@@ -139,7 +139,7 @@ def _spec_of(kind: Kind, shapes: Mapping[str, Sequence[int]], options: Mapping[s
     language, expert = (stack(name, style, None, size or 64) for name in ("language", "expert"))
     if (language.depth, language.kv_heads, language.head_size) != (expert.depth, expert.kv_heads, expert.head_size):
         raise TypeError(
-            f"the expert has {expert.depth} blocks and the language model {language.depth}; ejax has equal ones"
+            f"the expert has {expert.depth} blocks and the language model {language.depth}; ejax needs equal numbers"
         )
     features = {**options.get("input_features", {}), **options.get("output_features", {})}
     max_state, max_action = shapes["state_in.weight"][1], shapes["action_in.weight"][1]

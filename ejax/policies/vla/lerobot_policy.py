@@ -229,7 +229,7 @@ def make_of(
         linear = [".".join(path[:-1]) for path in paths if path[-1] == "kernel"]
         for chosen, names in ((modules, linear), (model.frozen or (), [".".join(path) for path in paths])):
             if wrong := [each for each in chosen if not any(re.match(each, name) for name in names)]:
-                text = f"no weight has a name that begins as '{wrong[0]}' (model_config.lora.modules, frozen)"
+                text = f"no weight's name begins with '{wrong[0]}' (model_config.lora.modules, frozen)"
                 raise ValueError(f"{text}; the parts are {', '.join(sorted(shapes))}, and a name is {names[-1]}")
     return made
 
@@ -312,7 +312,7 @@ def _problems(section: Any) -> Iterator[Problem]:
     if config is None or config.model_class is not None:
         yield Problem("policy.vla_config", f"{section.name} needs {{model_path: FOLDER}}, and no model_class")
     elif config.model.sizes is not None and config.model_path is not None:
-        text = "are for a model made from nothing, and model_path names weights, which have theirs; leave one out"
+        text = "are for a model without weights, and those of model_path have their own; leave one out"
         yield Problem("policy.vla_config.model_config.sizes", text)
 
 
