@@ -553,7 +553,11 @@ def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
         "data.gym_config.id",
         "ejax has no expert for 'CartPoleRL'",
     ),
-    ({"data": engine(lifecycle_event_capacity=64)}, "data.engine.lifecycle_event_capacity", "reads no lifecycle events"),
+    (
+        {"data": engine(lifecycle_event_capacity=64)},
+        "data.engine.lifecycle_event_capacity",
+        "reads no lifecycle events",
+    ),
 )
 def test_what_is_wrong_is_named_by_its_key(change: dict[str, Any], key: str, text: str) -> None:
     error = refused(lambda: parse_config(tree(ENGINE) | change))

@@ -92,7 +92,9 @@ def test_a_robot_without_a_mirror_image_is_refused() -> None:
     model = env.legged.model
     crooked = replace(task.robot, home=(0.1, *task.robot.home[1:3], 0.1, *task.robot.home[4:]))
     refused(mirror_joints, crooked, model, match="FR_hip_joint and FL_hip_joint are not mirror images")
-    refused(lambda: make_mirror(replace(task, actor=("lidar",)), model), match="observation lidar has no known mirror image")
+    refused(
+        lambda: make_mirror(replace(task, actor=("lidar",)), model), match="observation lidar has no known mirror image"
+    )
 
 
 def test_the_height_scan_changes_left_with_right() -> None:
