@@ -14,7 +14,9 @@ _STEPS_OF_A_KERNEL = 8  # of a scan, unrolled
 
 def by_platform(*, cpu: Callable[..., Any], gpu: Callable[..., Any]) -> Callable[..., Any]:
     """Join two forms of a function, chosen where the program is lowered; ``gpu`` serves every accelerator."""
-    on_cpu = jax.config.jax_default_matmul_precision == "highest"  # type: ignore[attr-defined]  # device.ON_CPU
+    # of a run on a CPU, device.ON_CPU; whoever has it on a GPU too gets both forms
+    highest = jax.config.jax_default_matmul_precision == "highest"  # type: ignore[attr-defined]
+    on_cpu = highest and jax.default_backend() == "cpu"
     return cpu if on_cpu else partial(jax.lax.platform_dependent, cpu=cpu, default=gpu)
 
 
