@@ -58,6 +58,8 @@ def used_by(module: str) -> frozenset[str]:
                 waiting += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "import_late":
+                waiting += [str(name.value) for name in node.args if isinstance(name, ast.Constant)]
     return frozenset(seen)
 
 

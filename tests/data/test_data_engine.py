@@ -317,7 +317,7 @@ def test_a_manual_refill_comes_when_the_owner_asks_and_else_never(tmp_path: Path
         engine.sample_batch(32, 5)
         time.sleep(0.2)
         assert engine.stats()["data/fills"] == 1.0
-        refused(engine.wait_for_generation, 2, match=r"generation 2 was not requested, 1 are made")
+        refused(engine.wait_for_generation, 2, match=r"generation 2 was not requested, 1 have been made")
         assert [engine.request_refill() for _ in range(3)] == [2, 2, 2]  # while it is made
         with pytest.raises(TimeoutError, match=r"generation 2 was not complete after 0\.01 s; 1 are"):
             engine.wait_for_generation(2, 0.01)

@@ -279,7 +279,7 @@ def test_stages_that_cannot_be_are_refused_by_name(table: dict[str, Any], text: 
 
 def test_two_curricula_of_one_number_are_refused() -> None:
     two = {name: {"of": "command", "stages": ONE} for name in ("one", "other")}
-    refused(VelocityRL, curriculum=two, match=r"curriculum\.other: lin_vel_x changes in one already")
+    refused(VelocityRL, curriculum=two, match=r"curriculum\.other: lin_vel_x already changes in one")
 
 
 def test_every_robots_curriculum_is_one_of_its_task() -> None:

@@ -153,7 +153,7 @@ def test_a_run_that_was_stopped_and_saved_has_the_exit_code_that_a_scheduler_nee
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks for the handlers in /proc")
-@pytest.mark.parametrize("module", ["train", "pretrain", "evaluate"])
+@pytest.mark.parametrize("module", ["train", "play", "evaluate"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_modules_are_imported_is_answered(module: str, number: int, tmp_path: Path) -> None:
     process = subprocess.Popen(

@@ -95,7 +95,7 @@ def ignore_engine_fields(draft: Draft) -> None:
     """Take out the fields of EmbodiChain's ``OnlineDataEngineCfg`` that ``data.engine`` lacks."""
     engine = draft.get("data.engine")
     if draft.get("data.source") == "recorded" and isinstance(engine, dict):
-        for name in engine:
+        for name in list(engine):  # which reject takes out
             draft.reject(f"data.engine.{name}", "source 'recorded' does not read it; leave it out")
         draft.pop("data.engine")
     for section, name in itertools.product(("data", "data.engine"), OF_EMBODICHAIN_ONLY):
