@@ -245,6 +245,9 @@ def _in_windows(
     """Apply the policy at each frame of windows, [B, C, ...], that is ``valid``: distribution and predictions."""
     if isinstance(policy, PredictingPolicy) and policy.predicts:
         distribution, _, predicted = policy.apply(params, obs, predict=True, **seed)
+        if missing := [name for name in policy.predicts if name not in predicted or name not in obs]:
+            text = f"the demonstrations lack {', '.join(missing)} or its instruction, they have {', '.join(obs)}"
+            raise ValueError(f"{text}; record it, or leave out model_config.predicts or asks")
         return distribution, {name: predicted[name] for name in policy.predicts}
     if not isinstance(policy, PolicyWithMemory):
         return policy.apply(params, obs, **seed)[0], {}

@@ -309,6 +309,10 @@ def test_predictions_are_taught_by_another_instruction_for_the_same_picture() ->
     # the joint angles, which reveal what the arm is after, have no part in it
     moved = policy.apply(params, {**obs, "state": obs["state"] + 1.0}, predict=True)[2]
     np.testing.assert_array_equal(moved["goal"], policy.apply(params, obs, predict=True)[2]["goal"])
+    batch = {"obs": {name: x[:, None] for name, x in obs.items()}, "action": jnp.zeros((ROWS, K, A))}
+    for given in ({}, {"other_goal": goal[:, None]}):  # no answer; an answer without its question
+        left_out = {**batch, "obs": {**batch["obs"], **given}}
+        refused(bc_loss, params, left_out, policy=policy, config=BCConfig(loss="flow"), match="lack other_goal .*asks")
     with pytest.raises(ValueError, match="other_goal"):
         make(config, box, SPACE, TEXTS)
     with pytest.raises(ValueError, match="asks"):

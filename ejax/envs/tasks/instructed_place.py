@@ -99,7 +99,8 @@ class InstructedPlaceRL(GraspTask):
         wordings, pairs: the sentences, and the pairs of colour and zone, that are drawn: see ``place_instructions``.
         instruction: ``right``, or for control ``shuffled``: it names one of the two cubes and one of the three zones
             regardless of what is meant, and is right in one of six episodes.
-        ask_others: observations also have an instruction that is not meant, of the same wordings and pairs.
+        ask_others: observations also have an instruction drawn regardless of what is meant, of the same wordings and
+            pairs, for a cube that has not been lifted.
         zone_offset, cube_turn: ± m in x and y, and ± rad about the vertical, at reset, uniform.
     """
 

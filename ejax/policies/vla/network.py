@@ -161,7 +161,7 @@ class VLANetwork(nn.Module):
         if points := c.image_encoder.type == "pointers":
             asked = [self._text(obs[other])] if (other := f"{c.asks}{c.text}") != c.text and other in obs else []
             summary, words = jnp.stack([self.pointers(*each) for each in ((text, read), *asked)], axis=1), []
-            if observe is not False and self.normalize and c.predicts and c.predicts[0] in obs:
+            if observe is not False and self.normalize and c.predicts and {*c.predicts} <= obs.keys():
                 targets = jnp.concatenate([obs[name] for name in c.predicts], axis=-1)
                 self.targets(targets, observe=observe)
         else:
