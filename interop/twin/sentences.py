@@ -52,9 +52,12 @@ class Sentences(TextReader):
             tokenizer = Tokenizer.from_str(facts["tokenizer"])
         except Exception as error:  # the package's own class is Exception
             raise ValueError(f"{directory / TOKENIZER} is not a file of tokenizers: {str(error)[:200]}") from error
-        check_plain(directory / WEIGHTS, 4 * MAX_BYTES)
-        with np.load(directory / WEIGHTS, allow_pickle=False) as file:
-            weights = dict(file)
+        check_plain(path := directory / WEIGHTS, 4 * MAX_BYTES)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                weights = dict(file)
+        except Exception as error:  # an invalid archive may fail in zipfile or NumPy
+            raise ValueError(f"{path} does not hold a text encoder's arrays: {repr(error)[:200]}") from error
         return Sentences(tokenizer, weights, facts["max_words"])
 
     @property

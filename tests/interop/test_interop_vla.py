@@ -564,6 +564,10 @@ def test_a_policy_of_sentences_takes_any_where_it_is_deployed(tmp_path: Path, mo
     np.testing.assert_allclose(reader.encode(text), policy.words.encode(given["instruction"])[0], atol=1e-4)
     with pytest.raises(ValueError, match="16 tokens"):
         reader.encode("very " * 20)
+    whole = (folder / "minilm.npz").read_bytes()
+    (folder / "minilm.npz").write_bytes(whole[:5000])
+    refused(load_policy, folder, match=r"minilm\.npz")
+    (folder / "minilm.npz").write_bytes(whole)
     raw = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(raw | {"type": "words", "vocabulary": ["red"]}))
     with pytest.raises(ValueError, match="type"):
