@@ -51,6 +51,7 @@ _ODD = ("skipped_", "nonfinite_episodes", "repeated_episodes", "unfinished_episo
 """Counts that are of interest where they are not 0."""
 _FIRST = [*SHORT_NAME, "eval/avg_reward", "eval/avg_length", "eval/success_rate"]
 """Tags that a person looks for, beside each other in rollout and evaluation."""
+_LAST = "memory/"
 BLOCKS = ("rollout", "evaluation", "train", "time")
 _BLOCK_OF = {"eval": "evaluation", "train": "train", "time": "time", "memory": "time"}
 """A tag's first part -> its block; all others are of the rollout, as are ``charts/…``, but for the speed."""
@@ -118,11 +119,12 @@ class Latest:
         """Sort the latest values into the blocks of the table: block -> name -> text."""
         found: dict[str, dict[str, str]] = {block: {} for block in BLOCKS}
         values = self._values
-        for tag in sorted(values, key=lambda tag: [not tag.startswith(first) for first in _FIRST]):
+        for tag in sorted(values, key=lambda tag: [tag.startswith(_LAST), *(not tag.startswith(x) for x in _FIRST)]):
             value, (group, _, name) = values[tag], tag.partition("/")
             if tag == "charts/SPS" or (value == 0.0 and name.startswith(_ODD)):
                 continue
-            name = SHORT_NAME.get(tag, name if group in _BLOCK_OF or group == "charts" else tag)
+            short = (group in _BLOCK_OF or group == "charts") and not tag.startswith(_LAST)
+            name = SHORT_NAME.get(tag, name if short else tag.replace(_LAST, "memory "))
             text = f"{value:.1f} s" if group == "time" else number(value)
             found[_BLOCK_OF.get(group, "rollout")][name.removesuffix("_s").replace("_mib", " [MiB]")] = text
         return found
