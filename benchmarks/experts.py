@@ -113,16 +113,15 @@ def _draw_segments(path: Path) -> None:
         row = int(np.flatnonzero(attempts.success)[1])
         segment = attempts.segment[: attempts.length[row], row]
         camera = module.CAMERA._replace(effects=True)
-        for i, title in enumerate(module.SEGMENTS):
+        for i, title in enumerate(task._expert.segments):
             last = np.flatnonzero(segment == i)[-1]
             state = jax.tree.map(lambda x, row=row, last=last: x[last, row], attempts.state)
-            pictures.append((title, task.env.render(state, 320, 240, camera)))
-    figure, axes = plt.subplots(2, 5, figsize=(12.5, 4.1))
+            pictures.append((f"{name.split('_')[0]}: {title}", task.env.render(state, 320, 240, camera)))
+    figure, axes = plt.subplots(2, 5, figsize=(12.5, 4.3), layout="constrained")
     for axis, (title, picture) in zip(axes.flat, pictures, strict=True):
         axis.imshow(picture)
         axis.set_title(title, fontsize=9)
         axis.axis("off")
-    figure.tight_layout(pad=0.3)
     figure.savefig(path, dpi=100)
 
 
@@ -133,8 +132,9 @@ def _draw_sentences(path: Path) -> None:
     import numpy as np
 
     from ejax.envs.tasks.place_instructions import COLOURS, LENGTH, MEANING, ZONES
-    from ejax.experts.instructed_place import CAMERA, InstructedPlaceExpert, make_task
+    from ejax.experts.instructed_place import InstructedPlaceExpert, make_task
     from ejax.numerics.text import as_bytes
+    from ejax.types import CameraView
 
     env = make_task().env
     one = env.reset(jax.random.key(1))[0]
@@ -146,7 +146,8 @@ def _draw_sentences(path: Path) -> None:
         target_zone=jnp.array([ZONES.index(zone) for _, zone in wanted]),
         instruction=jnp.stack([jnp.asarray(as_bytes(text, LENGTH)) for text in texts]),
     )
-    camera = CAMERA._replace(effects=True)
+    # from above the robot's shoulder: its left is the picture's left
+    camera = CameraView(eye=(-0.45, -0.15, 1.3), target=(-0.7, -0.15, 0.0), fovy=40.0)
     pictures = [("before", env.render(one, 320, 240, camera))]
     expert, step = InstructedPlaceExpert(env), jax.jit(jax.vmap(env.step))
     variation, segment = expert.vary(np.random.default_rng(0), len(texts)), np.zeros(len(texts), int)
@@ -154,7 +155,7 @@ def _draw_sentences(path: Path) -> None:
         jax.vmap(lambda one: env.observe(env.world(one)))(state),
         jax.random.split(jax.random.key(0), len(texts)),
     )
-    for t in range(100):
+    for t in range(110):
         action, segment = expert.act(jax.tree.map(np.asarray, obs), segment, variation)
         if t >= 80:  # out of the picture: up, and back to the robot
             action = np.array([[0.0, 0.0, 1.0, -1.0] if t < 85 else [1.0, 0.0, 0.3, -1.0]] * len(texts))
@@ -162,12 +163,11 @@ def _draw_sentences(path: Path) -> None:
         obs = timestep.obs
     ends = [jax.tree.map(lambda x, row=row: x[row], state) for row in range(len(texts))]
     pictures += [(text, env.render(end, 320, 240, camera)) for text, end in zip(texts, ends, strict=True)]
-    figure, axes = plt.subplots(1, len(pictures), figsize=(12.5, 2.7))
+    figure, axes = plt.subplots(1, len(pictures), figsize=(12.5, 2.7), layout="constrained")
     for axis, (title, picture) in zip(axes.flat, pictures, strict=True):
         axis.imshow(picture)
         axis.set_title(title, fontsize=8)
         axis.axis("off")
-    figure.tight_layout(pad=0.3)
     figure.savefig(path, dpi=100)
 
 
