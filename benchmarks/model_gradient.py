@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from plots import COLOURS, finish, panels
+
 HORIZONS = (1, 2, 4, 8, 16)
 DRAWS = 8
 
@@ -60,27 +62,20 @@ def measure(run: Path) -> Any:
 
 
 def draw(measured: dict[str, list[Any]], out: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
-    for i, (name, rows) in enumerate(measured.items()):
+    figure, axes = panels(["over the horizon", "over the model's error"])
+    for colour, (name, rows) in zip(COLOURS, measured.items(), strict=False):
         all_steps = sorted({row[0] for row in rows})
         for j, steps in enumerate(all_steps):
             own = [row for row in rows if row[0] == steps]
-            shade: Any = {"color": f"C{i}", "alpha": 0.3 + 0.7 * (j + 1) / len(all_steps)}
+            shade: Any = {"color": colour, "alpha": 0.3 + 0.7 * (j + 1) / len(all_steps)}
             label = f"{name}, {steps:,} steps" if j in (0, len(all_steps) - 1) else None
             axes[0].plot([row[1] for row in own], [row[3] for row in own], marker="o", ms=3, label=label, **shade)
             axes[1].scatter([row[2] for row in own], [row[3] for row in own], s=12, **shade)
-    axes[0].set(xlabel="horizon, steps", ylabel="cosine to the true gradient", xscale="log", xticks=HORIZONS)
+    axes[0].set(xscale="log", xticks=HORIZONS)
     axes[0].set_xticklabels([str(h) for h in HORIZONS])
-    axes[0].legend(frameon=False, fontsize="small")
-    axes[1].set(xlabel="model error over the horizon", ylabel="cosine to the true gradient")
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(out, dpi=130)
+    note = "one line for each checkpoint, darker later; 1: the model's gradient points where the true one does"
+    cosine = "cosine of the two gradients"
+    finish(figure, axes, out, x=("horizon, steps", "error over the horizon"), y=cosine, note=note)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+_Labels: TypeAlias = str | Sequence[str]
 
 WIDTH, HEIGHT, DPI = 5.0, 3.4, 130
 """Size of a panel, inches; dots per inch."""
@@ -33,16 +35,16 @@ def panels(titles: Sequence[str], columns: int = 3) -> tuple[Any, list[Any]]:
     return figure, list(axes.flat[: len(titles)])
 
 
-def finish(figure: Any, axes: Sequence[Any], path: Path, *, x: str, y: str | Sequence[str], note: str = "") -> None:
+def finish(figure: Any, axes: Sequence[Any], path: Path, *, x: _Labels, y: _Labels, note: str = "") -> None:
     """Label the axes, set a success's from 0 to 1, explain the lines below the panels, and write the picture.
 
     Args:
-        x: Quantity and unit.
-        y: The same of each panel, or of all.
+        x, y: Quantity and unit of each panel, or of all.
         note: What thin and thick lines and bands are.
     """
-    for axis, label in zip(axes, [y] * len(axes) if isinstance(y, str) else y, strict=True):
-        axis.set(xlabel=x, ylabel=label)
+    below, beside = ([given] * len(axes) if isinstance(given, str) else given for given in (x, y))
+    for axis, under, label in zip(axes, below, beside, strict=True):
+        axis.set(xlabel=under, ylabel=label)
         if label.startswith("success"):
             axis.set_ylim(0.0, 1.0)
     handles, labels = axes[0].get_legend_handles_labels()
