@@ -5,16 +5,15 @@ from functools import partial
 
 import numpy as np
 
-from ejax.envs.tasks.instructed_place import CUBES, SCENE, InstructedPlaceRL
+from ejax.envs.tasks.instructed_place import SCENE, InstructedPlaceRL
 from ejax.envs.tasks.place_instructions import ZONES
-from ejax.experts.pick_place import AFTER_BLUNDER, CARE, PLAN, RANGES, SEGMENTS, begin_again, follow_plan
+from ejax.experts.pick_place import CARE, PLAN, RANGES, SEGMENTS, begin_again, follow_plan
 from ejax.experts.task import EnvRows, Expert, ScriptedTask
 from ejax.numerics.text import as_text
 from ejax.types import CameraView
 
 CAMERA = CameraView(**PLAN["instructed_camera"])
 _RANGES = {**RANGES, "carry_height": (0.12, 0.18, 1)}  # a held cube passes 2 cm above the other one, at least
-_NUM_PLACES, _IS_CUBE = 3 * (len(CUBES) + len(ZONES)), np.arange(len(CUBES) + len(ZONES)) < len(CUBES)
 _TARGET_CUBE, _TARGET_ZONE = SCENE.index("target cube index"), SCENE.index("target zone index")
 
 
@@ -22,7 +21,7 @@ class InstructedPlaceExpert(Expert):
     """The plan of ``PickPlaceExpert`` for the meant cube and zone of ``scene``, even under a wrong instruction."""
 
     make_env, segments, care = InstructedPlaceRL, SEGMENTS, CARE
-    ranges, after_blunder = _RANGES, AFTER_BLUNDER
+    ranges = _RANGES
 
     def act(
         self, obs: Mapping[str, EnvRows], segment: EnvRows, variation: Mapping[str, EnvRows]
@@ -32,13 +31,6 @@ class InstructedPlaceExpert(Expert):
     def return_to(self, obs: Mapping[str, EnvRows], segment: EnvRows) -> EnvRows:
         return begin_again(obs["state"], *_meant(obs), segment)
 
-    def mistake(self, obs: Mapping[str, EnvRows], shift: EnvRows, grasp: EnvRows) -> Mapping[str, EnvRows]:
-        scene, of_cubes = obs["scene"].copy(), grasp[:, None, None]
-        scene[:, :_NUM_PLACES].reshape(len(scene), -1, 3)[..., :2] += np.where(
-            of_cubes == _IS_CUBE[:, None], shift[:, None], 0.0
-        )
-        return {**obs, "scene": scene}
-
     def instruct(self, rng: np.random.Generator, obs: Mapping[str, EnvRows]) -> list[str]:
         del rng  # the environment has chosen the words
         return [as_text(each) for each in obs["instruction"]]
@@ -47,9 +39,9 @@ class InstructedPlaceExpert(Expert):
 def _meant(obs: Mapping[str, EnvRows]) -> tuple[EnvRows, EnvRows]:
     """Find the cube and the zone [N, 3] that are meant."""
     scene, row = obs["scene"], np.arange(len(obs["scene"]))
-    places = scene[:, :_NUM_PLACES].reshape(len(scene), -1, 3)
+    places = scene[:, : 3 * (2 + len(ZONES))].reshape(len(scene), -1, 3)
     target = scene[:, [_TARGET_CUBE, _TARGET_ZONE]].astype(int)
-    cube, zone = places[row, target[:, 0]], places[row, len(CUBES) + target[:, 1]]
+    cube, zone = places[row, target[:, 0]], places[row, 2 + target[:, 1]]
     return cube, zone
 
 

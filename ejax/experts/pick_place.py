@@ -15,8 +15,6 @@ CAMERA, SEGMENTS, RANGES = CameraView(**PLAN["camera"]), tuple(PLAN["segments"])
 CARE = np.array(list(PLAN["segments"].values()))[:, None] * np.array([1.0, 1.0, 1.0, 0.0])
 """[segments, 4]; a noisy grip would drop the cube."""
 
-AFTER_BLUNDER = (SEGMENTS.index("lift"), SEGMENTS.index("release"))
-
 _ABOVE = 0.015  # horizontal distance to the cube or goal, m, below which the tool goes down, and lets go
 _AT_GRASP = 0.006  # m between the tool and the cube's centre
 _HELD = 0.013  # m of travel of both fingers: they press on the cube
@@ -26,7 +24,6 @@ _SET_DOWN = 0.003  # m above the floor at which the fingers open
 
 class PickPlaceExpert(Expert):
     make_env, segments, care, ranges = PickPlaceRL, SEGMENTS, CARE, RANGES
-    after_blunder = AFTER_BLUNDER
 
     def act(self, obs: EnvRows, segment: EnvRows, variation: Mapping[str, EnvRows]) -> tuple[EnvRows, EnvRows]:
         robot, cube, goal = obs[:, :11], obs[:, 11:14], obs[:, 14:17]
@@ -34,12 +31,6 @@ class PickPlaceExpert(Expert):
 
     def return_to(self, obs: EnvRows, segment: EnvRows) -> EnvRows:
         return begin_again(obs[:, :11], obs[:, 11:14], obs[:, 14:17], segment)
-
-    def mistake(self, obs: EnvRows, shift: EnvRows, grasp: EnvRows) -> EnvRows:
-        obs = obs.copy()
-        obs[:, 11:13] += np.where(grasp[:, None], shift, 0.0)
-        obs[:, 14:16] += np.where(grasp[:, None], 0.0, shift)
-        return obs
 
     def instruct(self, rng: np.random.Generator, obs: EnvRows) -> list[str]:
         return phrase(rng, PLAN["wordings"], obs[:, 14:16] - np.array(self.env.goal_position))

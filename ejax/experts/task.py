@@ -45,12 +45,6 @@ _NEARLY = 0.02  # m: nearer to the middle than this, no side is named
 _CARRIED_OVER = 0.8  # part of the noise that carries over to the next step; the variance stays 1
 
 
-_ASIDE = (0.045, 0.08)  # m beside the right place at which a blunder grasps or sets down
-_GRASPS = 0.6  # part of the blunders that are of grasps
-_UNNOTICED = (2, 12)  # steps that go on after a blunder before the expert takes over
-_LATEST = 45  # step in which it takes over at the latest
-
-
 class NoPlanError(RuntimeError):
     """A planner that gave no actions for these starts."""
 
@@ -66,8 +60,6 @@ class Expert:
     """False: the task states no success, and a plan that was carried out is one."""
     segments: ClassVar[tuple[str, ...]]
     """Names, by ``segment_id``."""
-    after_blunder: ClassVar[tuple[int, int]]
-    """Segments in which the grasp of a wrong place, and the release at one, can no longer be put right."""
     care: ClassVar[EnvRows]
     """[segments, A], ≤ 1: the fraction of the noise that each segment tolerates."""
     ranges: ClassVar[Mapping[str, tuple[float, float, int]]]
@@ -104,11 +96,6 @@ class Expert:
         del obs
         return segment
 
-    def mistake(self, obs: PyTree, shift: EnvRows, grasp: EnvRows) -> PyTree:
-        """Return observations with the object [N] moved by ``shift`` [N, 2] m where ``grasp``, else its goal."""
-        del obs, shift, grasp
-        raise TypeError(f"{type(self).__name__} has no blunders; leave blunders at 0")
-
     def tolerance(self, segment: EnvRows) -> EnvRows:
         """Return the fraction [N, A] or [N, 1] of the noise that segments [N] tolerate."""
         return self.care[segment]
@@ -128,7 +115,7 @@ class Expert:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempts:
-    """N attempts side by side, [T, N, ...]; row n counts from step ``begin[n]`` to before step ``length[n]``."""
+    """N attempts side by side, [T, N, ...]; row n counts for its first ``length[n]`` steps."""
 
     obs: PyTree
     action: EnvRows  # the executed actions
@@ -136,46 +123,10 @@ class Attempts:
     reward: EnvRows
     segment: EnvRows
     state: PyTree  # before each step
-    begin: EnvRows  # the step in which the expert takes over after a blunder, else 0
     length: EnvRows
     success: EnvRows
     terminated: EnvRows  # the last step ended the task, else only the episode
     instruction: list[str]
-
-
-class _Blunders:
-    """Plans that are carried out for a wrong place, in some rows, until it cannot be put right any more."""
-
-    def __init__(self, expert: Expert, fraction: float, seed: int, num_envs: int) -> None:
-        rng = np.random.default_rng((seed, 2))  # not the attempt's: without blunders nothing changes
-        self._expert, self.active = expert, rng.random(num_envs) < fraction
-        self._grasp, angle = rng.random(num_envs) < _GRASPS, rng.uniform(0.0, 2.0 * np.pi, num_envs)
-        self._shift = rng.uniform(*_ASIDE, (num_envs, 1)) * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-        self._unnoticed = rng.integers(*_UNNOTICED, num_envs)
-        self._segment, self.begin = np.zeros((2, num_envs), np.int64)
-
-    def take_over(self, obs: PyTree, segment: EnvRows, step: int) -> EnvRows:
-        """Return the segments [N] of the expert, who takes over in some rows."""
-        if not self.active.any():
-            return segment
-        released = self._segment == self._expert.after_blunder[1]
-        done = np.where(self._grasp, self._segment >= self._expert.after_blunder[0], released)
-        self._unnoticed -= done
-        over = self.active & ((self._unnoticed <= 0) | (step == _LATEST))
-        segment = np.where(self.active, 0, segment)  # it waits for its turn
-        # a grasp that succeeded all the same goes on; what was released is grasped again
-        segment = np.where(over & ~released, self._expert.return_to(obs, self._segment), segment)
-        self.begin[over] = step
-        self.active &= ~over
-        return segment
-
-    def act(self, state: PyTree, obs: PyTree, law: Law, action: EnvRows) -> EnvRows:
-        """Return the actions [N, A]: in rows of blunders, in place of the expert's, those for the wrong place."""
-        decided = law(state, self._expert.mistake(obs, self._shift, self._grasp), self._segment)
-        assert decided is not None, "an expert that can be mistaken has a plan without an end"
-        own, segment = decided
-        self._segment = np.where(self.active, segment, self._segment)
-        return np.where(self.active[:, None], own, action)
 
 
 class ScriptedTask:
@@ -190,8 +141,6 @@ class ScriptedTask:
         env: fields of the environment, ``physics`` being mujoco by default. None: the expert's ``env_fields``.
         num_envs: episodes per call of ``generate``, stepped together on all cores.
         noise: σ, as a fraction of half the action's range.
-        blunders: the fraction of episodes that begin after a failure: the plan was carried out for a place some
-            centimetres beside the object, or beside its goal. The expert then tries again.
         image_size: (height, width) of the pictures; None: none are drawn.
         camera: a view or its fields, as from a file; None: the environment's own.
         renderer: as in ``RenderedEnv``; train a policy with the same.
@@ -213,9 +162,8 @@ class ScriptedTask:
         renderer: Renderer = "mujoco",
         wrist: Mapping[str, Any] | None = None,
         instruction: str | None = None,
-        blunders: float = 0.0,
     ) -> None:
-        for name, value in {"noise": noise, "variety": variety, "blunders": blunders}.items():
+        for name, value in {"noise": noise, "variety": variety}.items():
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], got {value}")
         if num_envs < 1:
@@ -228,9 +176,6 @@ class ScriptedTask:
         if not isinstance(space, gymnasium.spaces.Box):
             raise TypeError(f"experts act in a gymnasium.spaces.Box, got {space}")
         self._space, self._num_envs, self._noise, self._image_size = space, num_envs, noise, image_size
-        self._blunders = blunders
-        if blunders and type(self._expert).mistake is Expert.mistake:
-            raise ValueError(f"blunders: {expert.__name__} has none; leave it at 0, got {blunders}")
         self._camera = CameraView(**freeze(camera)) if isinstance(camera, Mapping) else camera
         self._instruction = instruction
         self._renderer, self._wrist = renderer, None if wrist is None else WristCamera(**freeze(wrist))
@@ -273,8 +218,9 @@ class ScriptedTask:
         kept = np.flatnonzero(attempts.success).tolist()
         pictures = {path: self._draw(attempts, kept, draw) for path, draw in self._drawn.items()}
         for row, length in enumerate(attempts.length):
+            segment = attempts.segment[:length, row]
             if row not in kept:
-                last = self._expert.name_segment(int(attempts.segment[length - 1, row]))
+                last = self._expert.name_segment(int(segment[-1]))
                 text = f"no success in {length} steps; the last segment was {last}"
                 outcomes.append(Failure(f"environment {row}: {text}"))
                 continue
@@ -286,16 +232,16 @@ class ScriptedTask:
         self, attempts: Attempts, row: int, pictures: Mapping[str, EnvRows] = _NONE, fields: Mapping[str, Any] = _NONE
     ) -> Episode:
         """Make the episode of an environment from its attempt, with ``pictures`` [T, H, W, 3] and more ``fields``."""
-        steps = slice(attempts.begin[row], attempts.length[row])
+        length = attempts.length[row]
         frames = {
-            **{path: values[steps, row] for path, values in observation_fields(attempts.obs).items()},
-            "actions": attempts.action[steps, row],
-            "expert_actions": attempts.intended[steps, row],
-            "rewards": attempts.reward[steps, row],
+            **{path: values[:length, row] for path, values in observation_fields(attempts.obs).items()},
+            "actions": attempts.action[:length, row],
+            "expert_actions": attempts.intended[:length, row],
+            "rewards": attempts.reward[:length, row],
             **pictures,
         }
         fields = {"instruction": attempts.instruction[row].encode(), "row": row, **fields}
-        segment, ended = attempts.segment[steps, row], bool(attempts.terminated[row])
+        segment, ended = attempts.segment[:length, row], bool(attempts.terminated[row])
         return Episode(frames, segment_id=segment, fields=fields, terminated=ended)
 
     def start(self, seed: int) -> tuple[PyTree, EnvRows]:
@@ -318,18 +264,15 @@ class ScriptedTask:
         going = np.ones(self._num_envs, bool)
         length, success = np.zeros(self._num_envs, np.int64), np.zeros(self._num_envs, bool)
         terminated = np.zeros(self._num_envs, bool)
-        blunders = _Blunders(self._expert, self._blunders, seed, self._num_envs)
         frames: list[dict[str, PyTree]] = []
         # not by ``ejax.episodes``: a law of whole batches acts, with noise, and its intentions are kept
         while going.any():
             segment = segment if learner is None else self._expert.return_to(obs, segment)
-            segment = blunders.take_over(obs, segment, len(frames))
             if (decided := law(state, obs, segment)) is None:
                 break
             intended, segment = decided
-            meant = blunders.act(state, obs, law, intended) if blunders.active.any() else intended
             intended = np.clip(intended, space.low, space.high).astype(np.float32)
-            action = np.clip(meant + scale * self._expert.tolerance(segment) * noise, space.low, space.high)
+            action = np.clip(intended + scale * self._expert.tolerance(segment) * noise, space.low, space.high)
             action = action.astype(np.float32)
             # noise that lasts some steps drives the arm off its way; white noise would only make it tremble
             noise = _CARRIED_OVER * noise + np.sqrt(1.0 - _CARRIED_OVER**2) * rng.standard_normal(noise.shape)
@@ -340,7 +283,7 @@ class ScriptedTask:
             frames.append({**now, "segment": segment, "reward": np.asarray(timestep.reward)})
             obs = jax.tree.map(np.asarray, timestep.obs)
             length += going
-            success |= going & ~blunders.active & np.asarray(timestep.info["success"])  # its own alone
+            success |= going & np.asarray(timestep.info["success"])
             terminated |= going & np.asarray(timestep.terminated)
             # the batch steps on until all have ended; later steps of a row that ended do not count
             going &= ~np.asarray(timestep.terminated | timestep.truncated)
@@ -349,8 +292,7 @@ class ScriptedTask:
         if not self._expert.judged:
             success |= going
         arrays = jax.tree.map(lambda *x: np.stack(x), *frames)
-        found = {"begin": blunders.begin, "length": length, "success": success, "terminated": terminated}
-        return Attempts(**arrays, **found, instruction=instruction)
+        return Attempts(**arrays, length=length, success=success, terminated=terminated, instruction=instruction)
 
     @cached_property
     def _drawn(self) -> dict[str, Callable[[PyTree], Any]]:
@@ -364,9 +306,8 @@ class ScriptedTask:
         return drawn if self._renderer == "mujoco" else {path: jax.jit(jax.vmap(each)) for path, each in drawn.items()}
 
     def _draw(self, attempts: Attempts, rows: list[int], draw: Callable[[PyTree], Any]) -> list[EnvRows]:
-        lengths = attempts.length[rows] - attempts.begin[rows]
-        ends = np.cumsum(lengths)
-        which = [(t, row) for row in rows for t in range(attempts.begin[row], attempts.length[row])]
+        lengths, ends = attempts.length[rows], np.cumsum(attempts.length[rows])
+        which = [(t, row) for row, length in zip(rows, lengths, strict=True) for t in range(length)]
         if self._renderer == "mujoco":
             pictures = [draw(jax.tree.map(lambda x: x[each], attempts.state)) for each in which]  # noqa: B023
         else:  # many at once, in one program

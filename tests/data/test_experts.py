@@ -175,21 +175,6 @@ def test_the_instruction_names_the_side_of_the_goal(name: str, attempts: Attempt
         assert len(text.encode()) <= 96
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["pick_place", "instructed_place"], indirect=True)
-def test_an_episode_after_a_blunder_begins_where_the_expert_takes_over(name: str) -> None:
-    task = MAKERS[name](num_envs=NUM_ENVS, blunders=1.0)
-    attempts, outcomes = task.attempt(SEED), task.generate(SEED)
-    kept = np.flatnonzero(attempts.success)
-    assert len(kept) > NUM_ENVS // 2 and np.all(attempts.begin[kept] > 5)
-    for row in kept:
-        episode, steps = outcomes[row], slice(attempts.begin[row], attempts.length[row])
-        assert isinstance(episode, Episode)
-        np.testing.assert_array_equal(episode.frames["actions"], attempts.action[steps, row])
-    assert np.mean(attempts.segment[attempts.begin[kept], kept] <= 1) > 0.6  # the others grasped it all the same
-    assert not MAKERS[name](num_envs=NUM_ENVS, blunders=0.0).attempt(SEED).begin.any()
-
-
 def test_places_have_names_and_wordings_are_drawn() -> None:
     places = [name_place(np.array(offset)) for offset in ((0.1, 0.0), (0.0, 0.1), (-0.1, -0.1), (0.0, 0.0))]
     assert places == ["near", "right", "far left", "middle"]
@@ -224,7 +209,6 @@ def test_pictures_show_the_steps_they_belong_to() -> None:
 @refusals(
     ({"num_envs": 0}, "num_envs", "got 0"),
     ({"noise": 2.0}, "noise", "2.0"),
-    ({"blunders": 0.5}, "blunders", "PushCubeExpert"),
     ({"image_size": (64,)}, "image_size", "64"),
 )
 def test_wrong_arguments_are_named(given: dict[str, Any], key: str, word: str) -> None:
