@@ -1,4 +1,4 @@
-"""A robot by its own files: the folder crane/ in MuJoCo Menagerie's layout, with meshes. docs/robots.md."""
+"""A robot from its own files: the folder crane/ in MuJoCo Menagerie's layout, with meshes. docs/robots.md."""
 
 import jax
 import jax.numpy as jnp

@@ -149,7 +149,7 @@ def _problems(runs: Sequence[Run], left_out: Sequence[str]) -> str:
     texts = [escape(text) for text in left_out]
     texts += [f"<b>{escape(run.name)}</b>: {escape(text)}" for run in runs for text in run.problems]
     items = "".join(f"<li>{text}</li>" for text in texts)
-    return f'<div class="problems"><b>Problems of the logs</b><ul>{items}</ul></div>' if texts else ""
+    return f'<div class="problems"><b>Log problems</b><ul>{items}</ul></div>' if texts else ""
 
 
 def _runs(runs: Sequence[Run], groups: Sequence[CurveGroup]) -> str:

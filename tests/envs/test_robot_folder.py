@@ -1,4 +1,4 @@
-"""A robot by its own files: ``examples/crane``, a folder in MuJoCo Menagerie's layout with OBJ and STL meshes."""
+"""A robot from its own files: ``examples/crane``, a folder in MuJoCo Menagerie's layout with OBJ and STL meshes."""
 
 import os
 from pathlib import Path

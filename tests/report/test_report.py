@@ -619,7 +619,7 @@ def test_a_run_that_cannot_be_read_is_left_out_of_the_others_page(
 def test_a_training_is_reported_as_it_ended(tmp_path: Path) -> None:
     result = train(parse_config(tiny(tmp_path, **EVALUATED)))
     page = report(result.run_dir)
-    assert "finished" in page.rows["runs"][1] and "Problems of the logs" not in page.text
+    assert "finished" in page.rows["runs"][1] and "Log problems" not in page.text
     curve = page.curves["eval/avg_reward"][result.run_dir.name]
     expected = [each["eval/avg_reward"] for each in result.eval_history]
     np.testing.assert_allclose(values(curve["data-y"]), expected, rtol=1e-6)
