@@ -7,7 +7,7 @@ import ejax
 
 
 class Lamp(ejax.MuJoCoTask):
-    model = "desk_lamp.xml"  # yours; actions of ±1 span each actuator's ctrlrange
+    model = "desk_lamp.xml"  # in examples/; actions of ±1 span each actuator's ctrlrange
     episode_length = 100
 
     def start(self, key, world):
