@@ -124,6 +124,9 @@ class OpenRun:
             for problem in problems:
                 writer.alarm(problem)
             writer.note(f"resumed from {location.checkpoint} at {update * rows} {config.step_name}")
+            if update >= (all_updates := config.trainer.num_updates):
+                longer = "to train on, raise trainer.iterations or trainer.total_timesteps"
+                writer.note(f"nothing is left to train: the run has {update} of {all_updates} updates; {longer}")
         return writer
 
 

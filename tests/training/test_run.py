@@ -276,8 +276,10 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(
     result = train(parse_config(raw), resume="latest", run_dir=tmp_path / "run")
     text = capsys.readouterr().out
     assert f"{newest} is damaged" in text
-    assert f"resumed from {before}" in text
+    assert f"resumed from {before}" in text and "nothing is left to train" not in text
     assert result.finished
+    train(parse_config(raw), resume="latest", run_dir=tmp_path / "run")
+    assert "nothing is left to train: the run has " in capsys.readouterr().out
 
 
 def test_the_console_shows_each_step_of_the_start_before_it_is_taken(
