@@ -125,8 +125,8 @@ class OpenRun:
                 writer.alarm(problem)
             writer.note(f"resumed from {location.checkpoint} at {update * rows} {config.step_name}")
             if update >= (all_updates := config.trainer.num_updates):
-                longer = "to train on, raise trainer.iterations or trainer.total_timesteps"
-                writer.note(f"nothing is left to train: the run has {update} of {all_updates} updates; {longer}")
+                done = f"the run has {update} updates, and the config asks for {all_updates}"
+                writer.note(f"nothing is left to train: {done}; raise trainer.iterations or trainer.total_timesteps")
         return writer
 
 

@@ -18,7 +18,7 @@ def parts(obs: Any, paths: Sequence[str], spec: Spec) -> dict[str, Any]:
     names the present arrays, and those that the policy reads."""
     if not isinstance(obs, Mapping):  # a TensorDict is one
         if list(paths) != [WHOLE_OBS]:
-            text = f"the policy reads {', '.join(spec.reads)}, but got one {type(obs).__name__}; give a mapping of them"
+            text = f"the policy reads {', '.join(spec.reads)}, but got a single {type(obs).__name__}; pass a mapping"
             raise ValueError(text)
         return {WHOLE_OBS: obs}
     there = _arrays(obs)

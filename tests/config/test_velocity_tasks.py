@@ -173,7 +173,9 @@ def gym_of(robot: LeggedRobot, env_id: str, **drives: Any) -> dict[str, Any]:
 
 
 def test_a_robot_that_no_package_has_is_refused_with_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"robot.fpath: .*no known package has a model of h1_2: give the path"):
+    with pytest.raises(
+        ConfigError, match=r"robot.fpath: .*no known package has a model of h1_2: set model to the path"
+    ):
         load_config(written(tmp_path, gym_of(H1_2, "UnitreeH1_2FlatRL-v1")))
 
 

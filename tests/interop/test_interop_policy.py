@@ -337,7 +337,7 @@ def test_parts_of_a_nested_observation_that_do_not_fit_are_named(nested: Any) ->
             r"lacks 'robot\.qvel': it has robot\.qpos, goal; the policy reads robot\.qpos, robot\.qvel, goal",
         ),
         ({**obs, "goal": obs["goal"][0]}, r"of one batch, got robot\.qpos \[2, 3\], robot\.qvel \[2, 2\], goal \[1\]"),
-        (torch.zeros(2, 7), "give a mapping of them"),
+        (torch.zeros(2, 7), "got a single Tensor; pass a mapping"),
     ):
         refused(twin.act, wrong, match=message)
 

@@ -93,7 +93,7 @@ def make_legged_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> 
 
 def _read(robot: LeggedRobot) -> ET.Element:
     if robot.source is None:
-        remedy = f"give the path of an MJCF or URDF as model, with the joints {', '.join(robot.joints)}"
+        remedy = f"set model to the path of an MJCF or URDF with the joints {', '.join(robot.joints)}"
         raise ValueError(f"no known package has a model of {robot.name}: {remedy}")
     path = robot_file(robot.source)
     if robot.source.startswith(FILE) or path.suffix == ".urdf":

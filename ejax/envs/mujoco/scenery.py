@@ -94,7 +94,7 @@ def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
     model = load_drawn_model(asset)
     camera = own_camera(model)
     if model.cam_mode[camera] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED or model.cam_bodyid[camera] != 0:
-        raise ValueError("the ray caster looks through cameras that are fixed in the world; give the camera's position")
+        raise ValueError("the ray caster needs a camera fixed in the world; set the camera's position")
     pose = transform(model.cam_pos[camera], model.cam_quat[camera])
     frame = pose[:3, :3] * np.array([*half_angles(model.cam_fovy[camera], None, aspect), -1.0])
     return Camera(eye=jnp.asarray(pose[:3, 3], jnp.float32), frame=jnp.asarray(frame, jnp.float32))

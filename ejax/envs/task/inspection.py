@@ -119,9 +119,9 @@ def _drives(model: mujoco.MjModel) -> Iterator[str]:
                 text = "a ctrlrange far beyond the joint's range: MuJoCo takes it as radians in any file"
                 found.setdefault(text, []).append(f"{name} ({low:g} to {high:g})")
         if kind == "position" and not model.actuator_forcelimited[i] and not model.jnt_actfrclimited[joint]:
-            found.setdefault("a position drive without a force limit: give a forcerange", []).append(name)
+            found.setdefault("a position drive without a force limit: set its forcerange", []).append(name)
         if servo and not model.actuator_biasprm[i, 2] and not model.dof_damping[model.jnt_dofadr[joint]]:
-            found.setdefault("an undamped position drive, which oscillates: give a kv or dampratio", []).append(name)
+            found.setdefault("an undamped position drive, which oscillates: set its kv or dampratio", []).append(name)
     yield from (f"{', '.join(names)}: {text}" for text, names in found.items())
 
 
