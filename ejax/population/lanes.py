@@ -76,8 +76,6 @@ class MemberLanes(Members):
         self._rewards: NDArray[Any] = np.asarray(meta.get("rewards", [math.nan] * count), float)
         self._last_eval: dict[str, float] = {}
         self._best: int | None = None
-        self._held: dict[int, tuple[Any, int, dict[str, Any]]] = {}
-        """States that are their members' best, with the update and the meta of then."""
         self._exploits = config.population is not None and config.population.exploit is not None
         if self._exploits:
             # exploits after the checkpoint are made again
@@ -141,7 +139,7 @@ class MemberLanes(Members):
             is_best = lane.progress.update_best(lane.config.trainer, row, run.update, run.step)
             lane.writer.write(run.step, row, lane.progress.best)
             if is_best:  # sliced on the device, and only if it is saved
-                self._held[i] = self.take(run.state, i), run.update, self.savers[i].meta(run.update)
+                self.savers[i].hold_best(self.take(run.state, i), run.update)
         self._summarize_evaluation(metrics)
         self._write_summary(run)
         shown = {k: x for k, x in self._last_eval.items() if k.startswith((self._trainer.best_eval_metric, REWARD))}
@@ -176,9 +174,8 @@ class MemberLanes(Members):
     def meta(self) -> dict[str, Any]:
         # the members' best first: a kill in between leaves a best checkpoint that is newer than the state of all,
         # which the resumed population sets aside
-        for i, held in self._held.items():
-            self.savers[i].save_best(*held)
-        self._held = {}
+        for saver in self.savers:
+            saver.save_best()
         members = [{**asdict(each.progress), "log": each.writer.logged()} for each in self.lanes]
         # JSON has no NaN
         return {"members": members, "rewards": [x if math.isfinite(x) else None for x in self._rewards.tolist()]}

@@ -3,12 +3,14 @@
 import math
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from ejax.algorithms.replay_buffer import replays_in
 from ejax.config import RunConfig
 from ejax.config.models import TrainerConfig
 from ejax.logs.best import REWARD, Best, improves
@@ -23,6 +25,8 @@ from ejax.training.open_run import OpenRun
 
 BestDecision = Literal["best", "not the best", "given up", "failed"]
 """The outcome of an evaluation."""
+_SECONDS_BETWEEN_BESTS = 10.0
+"""A short training improves at every evaluation, and a save takes as long as a few of its updates."""
 
 
 @dataclass
@@ -86,7 +90,7 @@ class Lane:
 
 
 class Saver:
-    """Saves the states of one lane, each update at most once.
+    """Saves the states of one lane, each update at most once, and the best.
 
     Args:
         run: whose state the lane is, or has a part of.
@@ -104,6 +108,9 @@ class Saver:
         """The last complete state and its update: what ``rescue`` saves."""
         self.best = next(iter(lane.directory.best()), None)
         self._last_saved: int | None = None
+        self._held: tuple[Any, int, dict[str, Any]] | None = None
+        """A best state that is not saved yet, with its update and meta."""
+        self._wrote_best = -math.inf
         self._schedule_sha256: str | None = None
         self._lock = threading.RLock()  # the watchdog's thread saves too, in a rescue
 
@@ -115,6 +122,7 @@ class Saver:
         if update == self._last_saved:
             return False
         directory, keep = self._lane.directory, self._lane.config.trainer.keep_checkpoints
+        self.save_best()  # first, since this checkpoint's meta names it
         with self._run.clock.of("save"), self._lock:
             if self._writes:
                 self._write_schedule(update)
@@ -126,15 +134,32 @@ class Saver:
             self._last_saved = update
         return True
 
-    def save_best(self, state: Any, update: int, meta: dict[str, Any] | None = None) -> Path | None:
-        """Save the best checkpoint in place of the former one; ``meta``: of the time when it became the best."""
-        directory = self._lane.directory
-        with self._run.clock.of("save"), self._lock:
+    def hold_best(self, state: Any, update: int) -> None:
+        """Take a state as the best, for ``save_best``; nothing may write into its arrays."""
+        with self._lock:
             if self._writes:
                 self._write_schedule(update)
-                self.best = directory.save_best(state, meta or self.meta(update))
-            else:
-                directory.save_share(state, update * self._run.cadence.rows, best=True)
+            self._held = state, update, self.meta(update) if self._writes else {}
+
+    def save_best(self, *, can_wait: bool = False) -> Path | None:
+        """Save the best state, if there is a new one, in place of the former, and return its checkpoint.
+
+        ``can_wait``: not yet if the last one is a few seconds old, unless a checkpoint names this one as the best, the
+        next update writes into its replay buffer, or other processes save it too.
+        """
+        with self._lock:
+            if self._held is None:
+                return None
+            state, update, meta = self._held
+            waits = can_wait and time.monotonic() - self._wrote_best < _SECONDS_BETWEEN_BESTS
+            if waits and update != self._last_saved and self._run.group is None and not replays_in(state):
+                return None
+            with self._run.clock.of("save"):
+                if self._writes:
+                    self.best = self._lane.directory.save_best(state, meta)
+                else:
+                    self._lane.directory.save_share(state, update * self._run.cadence.rows, best=True)
+            self._held, self._wrote_best = None, time.monotonic()
         return self.best
 
     def last_is_better(self, state: Any, update: int, best: Mapping[str, float], last: Mapping[str, float]) -> bool:
@@ -146,7 +171,8 @@ class Saver:
             return False
         progress.best_eval_value, progress.best_eval_reward = now[tag], now.get(REWARD)
         progress.best_eval_step = update * self._run.cadence.rows
-        self.save_best(state, update)
+        self.hold_best(state, update)
+        self.save_best()
         self.evaluated(update)
         text = f"the last checkpoint is the best: in the same fresh episodes {tag} is {number(last[tag])} beside"
         self._lane.writer.note(f"{text} {number(best[tag])}")

@@ -183,6 +183,7 @@ class RunSink:
             self._updated({name: self._value(x[i]) for name, x in metrics.items()})
         if dispatch.evaluation is not None:
             self._record_evaluation(dispatch.evaluation)
+        self._save_best(can_wait=True)
         self._show_messages()
 
     def _value(self, x: Any) -> Any:
@@ -202,8 +203,13 @@ class RunSink:
 
     def _save(self) -> None:
         run = self._run
+        self._save_best()
         if self.saver.save(run.state, run.update, evaluation_due=run.evaluation_due):
             self._saved(self.saver.latest)
+
+    def _save_best(self, *, can_wait: bool = False) -> None:
+        if (path := self.saver.save_best(can_wait=can_wait)) is not None:
+            self._saved(path)
 
     def _saved(self, path: Path | None) -> None:
         for each in self._all if path is not None else ():
@@ -256,7 +262,8 @@ class RunSink:
         is_best = best is not None and best.step == run.step
         self._on_best_decided("best" if is_best else "not the best")
         if is_best:
-            self._saved(self.saver.save_best(run.state, run.update))
+            self.saver.hold_best(run.state, run.update)
+            self._save_best(can_wait=True)
         self.saver.evaluated(run.update)
         self._recorder.on_evaluation(run, metrics)
 
@@ -270,7 +277,8 @@ class RunSink:
         elif decision != "given up":
             self._progress.last_evaluated = run.update
             if decision == "best":
-                self.saver.save_best(run.state, run.update)
+                self.saver.hold_best(run.state, run.update)
+                self.saver.save_best()
             self._recorder.on_evaluation(run, {})
 
     def _results(self, evaluation: Callable[[], Metrics]) -> dict[str, Any] | None:
@@ -405,6 +413,9 @@ class RunSink:
             # the first process hangs, and saves with this one's part
             with noting(error, "saving"):
                 self.saver.save(*self.saver.complete)
+        elif error is not None:
+            with noting(error, "saving the best checkpoint"):
+                self.saver.save_best()
         self._open.__exit__(kind, error, where)
         if error is None:
             self._show_messages()  # the last video is finished now

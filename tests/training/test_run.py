@@ -29,6 +29,7 @@ from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, create_run_directory
 from ejax.training import open_run, saver
 from ejax.training.evaluators import DeviceEvaluator
+from ejax.training.saver import Saver
 from ejax.training.sink import RunSink
 from ejax.training.steppers import DeviceStepper
 
@@ -112,6 +113,39 @@ def test_a_kill_at_any_step_of_saving_changes_nothing(
     (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole(updates))
     assert same(arrays, expected_arrays, log=True) and facts == expected_facts
     assert result.best_eval_value == dict(expected_facts)["best_eval_value"]
+
+
+def test_improvements_in_quick_succession_are_saved_once_and_survive_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A best state that waits for the next checkpoint is found again by the run that goes on from the last one."""
+    steps: dict[str, list[int]] = {}
+    save_best = RunDirectory.save_best
+
+    def counted(self: RunDirectory, state: Any, meta: dict[str, Any]) -> Path:
+        steps.setdefault(self.path.name, []).append(meta["global_step"])
+        return save_best(self, state, meta)
+
+    monkeypatch.setattr(RunDirectory, "save_best", counted)
+    # every evaluation is better than the last: its metric counts them
+    evaluated, values = RunSink._results, iter(range(1000))
+    monkeypatch.setattr(RunSink, "_results", lambda *args: {**evaluated(*args), "eval/avg_reward": float(next(values))})
+    raw = config(tmp_path, updates=8, eval_freq=STEPS, save_frequency_updates=4, final_eval_episodes=0)
+    for name, seconds in (("at_once", 0.0), ("held", 3600.0)):
+        monkeypatch.setattr(saver, "_SECONDS_BETWEEN_BESTS", seconds)
+        train(parse_config(raw), run_dir=tmp_path / name)
+    assert steps == {
+        "at_once": [n * STEPS for n in range(1, 9)],
+        # the first; then those that a checkpoint names
+        "held": [n * STEPS for n in (1, 3, 4, 7, 8)],
+    }
+    with pytest.raises(Killed), monkeypatch.context() as patch:
+        patch.setattr(Saver, "save_best", lambda *args, **kwargs: None)  # a kill, which holds nothing back
+        kill_at(patch, RunSink, "_record_evaluation", 7)
+        train(parse_config(raw), run_dir=tmp_path / "killed")
+    assert "killed" not in steps
+    train(parse_config(raw), resume="latest", run_dir=tmp_path / "killed")
+    assert RunDirectory(tmp_path / "killed", "tiny").best()[0].name == f"tiny_best_step_{8 * STEPS}"
 
 
 def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(
