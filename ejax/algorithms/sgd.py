@@ -272,8 +272,9 @@ def _take(batch: Batch, rows: Array, count: Array) -> tuple[Batch, Array]:
         rows = jnp.take_along_axis(rows, jnp.argsort(weightless, axis=1, stable=True), axis=1)
 
     def rows_of_stratum(part: Array, rows: Array) -> Array:
-        # padding wraps around to rows that exist, and has the weight 0; no row is negative, which would cost a kernel
-        rows = jax.lax.rem(rows, jnp.asarray(stratum, rows.dtype))
+        # padding, of weight 0, repeats the last row: a remainder would take twice the time of the gather that it is
+        # fused into. No row is negative, which would cost a kernel
+        rows = jnp.minimum(rows, stratum - 1)
         return part.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
     def take(x: Array) -> Array:
