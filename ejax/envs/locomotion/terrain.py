@@ -148,12 +148,16 @@ class Terrain:
         level = jax.random.randint(key_level, (), self.level[0], self.level[1] + 1)
         return level, jax.random.randint(key_column, (), 0, len(self.tiles))
 
+    def crosses(self, distance: Array) -> Array:
+        """Return whether a robot is off its tile, or nearly: ``distance``, m, from the middle."""
+        return distance > 0.5 * self.tile
+
     def next_level(self, level: Array, distance: Array, commanded: Array, key: Key) -> Array:
         """Move a level at an episode's end. ``distance``, m: from its start to its end; ``commanded``, m: as far as its
         last command would have gone."""
         if not self.promote:
             return level
-        up = distance > 0.5 * self.tile
+        up = self.crosses(distance)
         down = ~up & (distance < 0.5 * commanded)
         moved = level + up.astype(jnp.int32) - down.astype(jnp.int32)
         solved = jax.random.randint(key, (), 0, self.levels)

@@ -51,7 +51,8 @@ class VelocityRL(LeggedTask):
 
     The drives pull to q* for one control step; then a push comes, if one is due, and the next command. The observation
     has two parts, ``policy`` with noise and ``critic`` without, with contacts too. Terminated:
-    ``VelocityTask.terminations``. Truncated: the time limit, or a field's edge. There is no success.
+    ``VelocityTask.terminations``. Truncated: the time limit, or a field's edge. Success, on tiles alone: at the end of
+    the episode the robot has crossed its tile, without a fall.
 
     Numbers that a curriculum changes are those of the stage after the control step: its command, push and rewards.
 
@@ -172,8 +173,11 @@ class VelocityRL(LeggedTask):
         ended, error = timestep.terminated | timestep.truncated, metrics["linear_velocity_error"]
         progress = state.progress.judge(curriculum, error, ended, timestep.terminated, state.episode_step)
         stages = {f"curriculum_{name}": stage.astype(jnp.float32) for name, stage in progress.stage.items()}
-        level = {"terrain_level": spot[0].astype(jnp.float32)} if spot else {}
-        info = {**timestep.info, "metrics": {**metrics, **stages, **level}}
+        info, place = dict(timestep.info), {}
+        if spot:
+            place = {f"terrain_{name}": x.astype(jnp.float32) for name, x in zip(("level", "column"), spot, strict=True)}
+            info["success"] = self.ground.crosses(self._distance(state)) & ~timestep.terminated
+        info["metrics"] = {**metrics, **stages, **place}
         return replace(state, progress=progress), replace(timestep, info=info)
 
     def update(self, key: Key, world: LeggedWorld, before: LeggedWorld) -> LeggedWorld:
@@ -248,9 +252,12 @@ class VelocityRL(LeggedTask):
 
     def _next_spot(self, ended: VelocityState, key: Key) -> tuple[Array, Array]:
         level, column = ended.progress.spot
-        distance = jnp.linalg.norm(ended.physics.qpos[:2] - self.ground.origin(level, column))
         commanded = jnp.linalg.norm(ended.command.velocity[:2]) * self.max_episode_steps * self.control_period
-        return self.ground.next_level(level, distance, commanded, key), column
+        return self.ground.next_level(level, self._distance(ended), commanded, key), column
+
+    def _distance(self, state: VelocityState) -> Array:
+        """Return how far the robot is from the middle of its tile, m."""
+        return jnp.linalg.norm(state.physics.qpos[:2] - self.ground.origin(*state.progress.spot))
 
     def _start_physics(self, key: Key, spot: PyTree) -> PhysicsState:
         task, robot, ground = self.task, self.task.robot, self.ground
