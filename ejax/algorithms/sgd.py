@@ -272,8 +272,7 @@ def _take(batch: Batch, rows: Array, count: Array) -> tuple[Batch, Array]:
         rows = jnp.take_along_axis(rows, jnp.argsort(weightless, axis=1, stable=True), axis=1)
 
     def rows_of_stratum(part: Array, rows: Array) -> Array:
-        # padding, of weight 0, repeats the last row: a remainder would take twice the time of the gather that it is
-        # fused into. No row is negative, which would cost a kernel
+        # padding repeats the last row: a remainder costs more than the gather. None is negative: that costs a kernel
         rows = jnp.minimum(rows, stratum - 1)
         return part.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 

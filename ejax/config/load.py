@@ -45,10 +45,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
 
 
 def parse_config(
-    data: Mapping[str, Any],
-    overrides: Sequence[str] = (),
-    device: str | None = None,
-    folder: str | Path | None = None,
+    data: Mapping[str, Any], overrides: Sequence[str] = (), device: str | None = None, folder: str | Path | None = None
 ) -> RunConfig:
     """Parse a program's own config, in memory: code that it names may run (``ejax.schema.trust``). ejax never calls it.
 

@@ -25,8 +25,7 @@ from ejax.training.open_run import OpenRun
 
 BestDecision = Literal["best", "not the best", "given up", "failed"]
 """The outcome of an evaluation."""
-_SECONDS_BETWEEN_BESTS = 10.0
-"""A short training improves at every evaluation, and a save takes as long as a few of its updates."""
+_SECONDS_BETWEEN_BESTS = 10.0  # a short training improves at each evaluation, and a save takes a few updates' time
 
 
 @dataclass
@@ -108,8 +107,7 @@ class Saver:
         """The last complete state and its update: what ``rescue`` saves."""
         self.best = next(iter(lane.directory.best()), None)
         self._last_saved: int | None = None
-        self._held: tuple[Any, int, dict[str, Any]] | None = None
-        """A best state that is not saved yet, with its update and meta."""
+        self._held: tuple[Any, int, dict[str, Any]] | None = None  # the best, not saved yet: state, update, meta
         self._wrote_best = -math.inf
         self._schedule_sha256: str | None = None
         self._lock = threading.RLock()  # the watchdog's thread saves too, in a rescue
@@ -125,7 +123,6 @@ class Saver:
         self.save_best()  # first, since this checkpoint's meta names it
         with self._run.clock.of("save"), self._lock:
             if self._writes:
-                self._write_schedule(update)
                 meta = self.meta(update) | {"evaluation_due": evaluation_due}
                 self.latest = directory.save(state, meta, keep=keep)
                 self._lane.writer.note(f"saved {self.latest}")
@@ -137,28 +134,22 @@ class Saver:
     def hold_best(self, state: Any, update: int) -> None:
         """Take a state as the best, for ``save_best``; nothing may write into its arrays."""
         with self._lock:
-            if self._writes:
-                self._write_schedule(update)
             self._held = state, update, self.meta(update) if self._writes else {}
 
     def save_best(self, *, can_wait: bool = False) -> Path | None:
-        """Save the best state, if there is a new one, in place of the former, and return its checkpoint.
-
-        ``can_wait``: not yet if the last one is a few seconds old, unless a checkpoint names this one as the best, the
-        next update writes into its replay buffer, or other processes save it too.
-        """
-        with self._lock:
-            if self._held is None:
-                return None
-            state, update, meta = self._held
-            waits = can_wait and time.monotonic() - self._wrote_best < _SECONDS_BETWEEN_BESTS
-            if waits and update != self._last_saved and self._run.group is None and not replays_in(state):
-                return None
-            with self._run.clock.of("save"):
-                if self._writes:
-                    self.best = self._lane.directory.save_best(state, meta)
-                else:
-                    self._lane.directory.save_share(state, update * self._run.cadence.rows, best=True)
+        """Save the new best state, if any, in place of the former, and return its checkpoint. ``can_wait``: not soon
+        after the last one, unless a checkpoint names it, its replay buffer changes, or other processes save it too."""
+        if self._held is None:
+            return None
+        state, update, meta = self._held
+        soon = can_wait and time.monotonic() - self._wrote_best < _SECONDS_BETWEEN_BESTS
+        if soon and update != self._last_saved and self._run.group is None and not replays_in(state):
+            return None
+        with self._run.clock.of("save"), self._lock:
+            if self._writes:
+                self.best = self._lane.directory.save_best(state, meta)
+            else:
+                self._lane.directory.save_share(state, update * self._run.cadence.rows, best=True)
             self._held, self._wrote_best = None, time.monotonic()
         return self.best
 
@@ -203,8 +194,11 @@ class Saver:
                 hard_exit(code)
 
     def meta(self, update: int) -> dict[str, Any]:
-        """Return the meta of a checkpoint of now."""
-        more = self._more()
+        """Return the meta of a checkpoint of now, and write the schedule that it names."""
+        more, versions, first = self._more(), self._run.parts.stepper.versions(), self._run.update
+        if versions is not None:  # a run that continues from it needs those of the rollouts before it
+            written = versions[: update - first]  # the collector may be ahead of the updates
+            self._schedule_sha256 = write_schedule(self._lane.directory.path, first, written)
         return {
             "global_step": update * self._run.cadence.rows,
             "num_updates": update,
@@ -216,10 +210,3 @@ class Saver:
             "config": self._lane.config.to_dict(),
             **more,
         }
-
-    def _write_schedule(self, update: int) -> None:
-        """Before the checkpoint: a run that continues from it needs the versions of the rollouts before it."""
-        versions, first = self._run.parts.stepper.versions(), self._run.update
-        if versions is not None:
-            written = versions[: update - first]  # the collector may be ahead of the updates
-            self._schedule_sha256 = write_schedule(self._lane.directory.path, first, written)

@@ -409,12 +409,11 @@ class RunSink:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
-        if isinstance(error, RescueCall) and not self._writes:
-            # the first process hangs, and saves with this one's part
-            with noting(error, "saving"):
+        with noting(error, "saving"):
+            if isinstance(error, RescueCall) and not self._writes:
+                # the first process hangs, and saves with this one's part
                 self.saver.save(*self.saver.complete)
-        elif error is not None:
-            with noting(error, "saving the best checkpoint"):
+            elif error is not None:
                 self.saver.save_best()
         self._open.__exit__(kind, error, where)
         if error is None:

@@ -175,7 +175,9 @@ class VelocityRL(LeggedTask):
         stages = {f"curriculum_{name}": stage.astype(jnp.float32) for name, stage in progress.stage.items()}
         info, place = dict(timestep.info), {}
         if spot:
-            place = {f"terrain_{name}": x.astype(jnp.float32) for name, x in zip(("level", "column"), spot, strict=True)}
+            place = {
+                f"terrain_{name}": x.astype(jnp.float32) for name, x in zip(("level", "column"), spot, strict=True)
+            }
             info["success"] = self.ground.crosses(self._distance(state)) & ~timestep.terminated
         info["metrics"] = {**metrics, **stages, **place}
         return replace(state, progress=progress), replace(timestep, info=info)
