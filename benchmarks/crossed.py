@@ -8,14 +8,12 @@ tile away without a fall: at the default speed with a metre to spare.
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ejax.play.saved_policy import evaluate_run
 from ejax.store.run_dir import open_policy_run
 
 
@@ -30,16 +28,14 @@ def main() -> None:
 
 
 def measure(args: Any) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Play the episodes; return the kinds of tiles and the columns of all episodes."""
+    """Play the episodes; return the kinds of tiles, and what was measured of each episode."""
     ahead = {"lin_vel_x": [args.speed] * 2, "lin_vel_y": [0, 0], "ang_vel_z": [0, 0], "heading": 0, "standing": 0}
     cfg = {"command": ahead, "max_episode_steps": round(args.seconds / 0.02), "push": None}
     changes = [f"env.cfg.{key}={json.dumps(value)}" for key, value in cfg.items()]
-    with tempfile.TemporaryDirectory() as folder:
-        facts = Path(folder) / "facts.json"
-        command = [sys.executable, "-m", "ejax", "evaluate", str(args.run), "--checkpoint", args.checkpoint]
-        command += ["--episodes", str(args.episodes), "--num-envs", str(args.episodes), "--no-gait", *changes]
-        subprocess.run([*command, "--json", str(facts)], check=True, stdout=subprocess.DEVNULL)
-        episodes = json.loads(facts.read_text())["per_episode"]
+    result = evaluate_run(
+        args.run, changes, checkpoint=args.checkpoint, num_episodes=args.episodes, num_envs=args.episodes
+    )
+    episodes = json.loads(Path(str(result["report"])).read_text())["per_episode"]
     kinds = list(open_policy_run(args.run)[1].env.cfg["terrain"]["tiles"])
     return kinds, {name: np.asarray(x) for name, x in episodes.items()}
 

@@ -37,7 +37,7 @@ def heights_of(kind: str, number: float, *places: float) -> list[float]:
     ("stairs", 0.1, {0.0: 1.0, 1.0: 1.0, 1.1: 0.9, 1.3: 0.9, 1.4: 0.8, 3.7: 0.1, 3.8: 0.0}),  # ten of 0.3 m
     ("pit", 0.1, {0.0: -1.0, 1.3: -0.9, 4.0: 0.0}),
     ("gaps", 0.4, {0.0: 0.0, 1.8: 0.0, 1.9: -0.5, 2.1: -0.5, 2.2: 0.0, 3.0: 0.0, 3.1: -0.5}),
-    ("gaps", 0.1, {1.85: 0.0, 1.9: 0.0}),  # narrower than two cells
+    ("gaps", 0.26, {1.7: 0.0, 1.8: 0.0, 1.9: -0.5, 2.0: -0.5, 2.1: 0.0, 3.0: -0.5}),  # in whole cells: as 0.3
     ("stones", 0.3, {0.0: 0.0, 0.9: 0.0, 1.1: 0.0, 1.2: -0.5, 1.3: -0.5, 1.4: 0.0, 1.8: 0.0}),
     ("rough", 0.0, {0.0: 0.0, 2.0: 0.0}),
 )
@@ -49,8 +49,9 @@ def test_rough_tiles_are_within_their_height_and_flat_on_the_platform() -> None:
     heights = Terrain(kind="tiles", tiles={"rough": (0.1, 0.1)}, levels=1, cell=0.1).heights()
     assert 0.09 < heights.max() <= 0.1
     assert heights.min() == 0.0
-    assert (heights[30:51, 30:51] == 0.0).all()
-    assert (np.diff(heights[10, 10:70]) != 0.0).all()
+    assert (heights[40:61, 40:61] == 0.0).all()
+    assert (np.diff(heights[20, 20:80]) != 0.0).all()
+    assert not heights[:11].any() and not heights[:, -11:].any()  # the border, and the tile's edge
 
 
 def test_mujoco_has_the_same_ground() -> None:
@@ -159,11 +160,14 @@ def test_a_robot_stands_on_every_kind_and_leaves_at_the_edge() -> None:
     ({**FIELD, "tiles": {"stair": [0, 1]}}, "terrain.tiles has no 'stair'; there is slope"),
     ({**FIELD, "tiles": {"stairs": [0.2, 0.1]}}, "terrain.tiles.stairs must be [lowest, highest]"),
     ({**FIELD, "tiles": {}}, "needs a kind of tiles"),
-    ({**FIELD, "cell": 0.3}, "a multiple of cell 0.3"),
+    ({**FIELD, "tiles": {"slope": [0.0, 0.4]}, "cell": 0.3}, "a multiple of cell 0.3"),
     ({**FIELD, "tile": 2.0}, "at least 4.0 m"),
     ({**FIELD, "level": [0, 2]}, "within 0 … 1"),
     ({**FIELD, "scan": [1.0]}, "half the length and half the width"),
     ({**FIELD, "size": 3}, "size"),
+    ({**FIELD, "tiles": {"gaps": [0.1, 0.4]}}, "gaps from 0.1 on would not be there with a cell of 0.1"),
+    ({**FIELD, "tiles": {"stones": [0.2, 0.4]}, "cell": 0.25}, "stones from 0.2 on"),
+    ({**FIELD, "tiles": {"pit": [0.1, 0.1]}, "cell": 0.2}, "pit from 0.1 on"),
     ids=str,
 )
 def test_ground_that_cannot_be_is_refused(terrain: dict[str, Any], text: str) -> None:

@@ -5,7 +5,7 @@ A field's heights are those of the corners of a square grid, bilinear between th
 quarter of a cell's greatest difference apart). A vertical face is therefore a slope as wide as a cell.
 
 Tiles: one column for each kind, one row for each level, from the lowest number of the kind's range to the highest.
-Episodes start on a platform in the middle, 2 m wide; a tile's edge is at height 0:
+Episodes start on a platform in the middle, 2 m wide; a tile's edge is at height 0, as is a border about the field:
 
     slope, hollow   n: the rise of a pyramid down from, or up from, its platform, m per m
     stairs, pit     n: the height of steps down from, or up from, it, m; they are 0.3 m long
@@ -20,6 +20,7 @@ Source: N. Rudin et al., "Learning to Walk in Minutes Using Massively Parallel D
 """
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -41,6 +42,7 @@ PLATFORM = 1.0  # m, from its middle to its edge
 _TREAD, _BANK, _STONE, _TRENCH = 0.3, 0.8, 0.4, 0.5  # m: lengths of a step, between gaps, of a stone; the depth
 _TINY = 1e-6
 _DEPTH = 0.5  # m, of the ground below its lowest place
+_BORDER = 1.0  # m, about a field of tiles: who leaves it ends an episode, and should not fall before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class Terrain:
 
     Args:
         height: the greatest difference of heights of a rough field.
-        cell: the distance of a field's corners.
+        cell: the distance of a field's corners. None: 0.25, of tiles 0.1.
         half_size: from a rough field's middle to its edge; beyond an edge there is nothing.
         seed: of random heights.
         tiles: of a field of tiles: kind -> (lowest, highest) number, a column each.
@@ -63,7 +65,7 @@ class Terrain:
 
     kind: Literal["flat", "rough", "tiles"] = "flat"
     height: float = 0.05
-    cell: float = 0.25
+    cell: float | None = None
     half_size: float = 8.0
     seed: int = 0
     tiles: Mapping[str, tuple[float, float]] = FrozenDict(slope=(0.0, 0.4), stairs=(0.02, 0.12), rough=(0.0, 0.1))
@@ -78,11 +80,13 @@ class Terrain:
         freeze_fields(self, "tiles", "level", "scan")
         if self.kind not in ("flat", "rough", "tiles"):
             raise ValueError(f"terrain.kind must be 'flat', 'rough' or 'tiles', got {self.kind!r}")
+        cell = self.grid
         for name in ("height", "cell", "half_size", "spacing"):
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f"terrain.{name} must be > 0, got {getattr(self, name)}")
-        if self.cell > self.half_size:
-            raise ValueError(f"terrain.cell must be at most half_size {self.half_size}, got {self.cell}")
+            x = getattr(self, "grid" if name == "cell" else name)
+            if not x > 0.0:
+                raise ValueError(f"terrain.{name} must be > 0, got {x}")
+        if cell > self.half_size:
+            raise ValueError(f"terrain.cell must be at most half_size {self.half_size}, got {cell}")
         for name, bounds in self.tiles.items():
             if name not in KINDS:
                 raise ValueError(
@@ -90,11 +94,15 @@ class Terrain:
                 )
             if not isinstance(bounds, tuple) or len(bounds) != 2 or not 0.0 <= bounds[0] <= bounds[1]:
                 raise ValueError(f"terrain.tiles.{name} must be [lowest, highest], 0 or more, got {bounds!r}")
+            coarsest = {"stairs": 0.5 * _TREAD, "pit": 0.5 * _TREAD, "gaps": 0.5 * bounds[0], "stones": 0.5 * bounds[0]}
+            if self.kind == "tiles" and cell > coarsest.get(name, math.inf) + _TINY:
+                text = f"terrain.tiles.{name} from {bounds[0]} on would not be there with a cell of {cell}"
+                raise ValueError(f"{text}; a cell of at most {coarsest[name]} shows it")
         if not self.tiles or self.levels < 1:
             raise ValueError(f"terrain needs a kind of tiles and a level, got {dict(self.tiles)} and {self.levels}")
-        whole = np.isclose(self.tile / self.cell, round(self.tile / self.cell))
+        whole = np.isclose(self.tile / cell, round(self.tile / cell))
         if self.kind == "tiles" and not (self.tile >= 4.0 * PLATFORM and whole):
-            text = f"at least {4.0 * PLATFORM} m, and a multiple of cell {self.cell}"
+            text = f"at least {4.0 * PLATFORM} m, and a multiple of cell {cell}"
             raise ValueError(f"terrain.tile must be {text}; got {self.tile}")
         if len(self.level) != 2 or not 0 <= self.level[0] <= self.level[1] < self.levels:
             raise ValueError(
@@ -104,11 +112,22 @@ class Terrain:
             raise ValueError(f"terrain.scan must be half the length and half the width, m, got {self.scan!r}")
 
     @property
+    def grid(self) -> float:
+        """m: ``cell``, or its default."""
+        return self.cell if self.cell is not None else 0.1 if self.kind == "tiles" else 0.25
+
+    @property
     def size(self) -> tuple[float, float]:
         """m: half the field's length along x, and along y."""
         if self.kind == "tiles":
             return 0.5 * self.tile * len(self.tiles), 0.5 * self.tile * self.levels
         return self.half_size, self.half_size
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """m: as ``size``, with the border."""
+        border = round(_BORDER / self.grid) * self.grid if self.kind == "tiles" else 0.0
+        return self.size[0] + border, self.size[1] + border
 
     @property
     def scanned(self) -> NDArray[np.float64]:
@@ -123,19 +142,19 @@ class Terrain:
     @functools.lru_cache(maxsize=8)  # noqa: B019  # few, and each is asked for its heights several times
     def heights(self) -> NDArray[np.float64]:
         """[cells + 1 along y, cells + 1 along x], m; not to be changed."""
-        nx, ny = (round(2.0 * half / self.cell) for half in self.size)
+        nx, ny = (round(2.0 * half / self.grid) for half in self.size)
         rng = np.random.default_rng(self.seed)
         if self.kind == "rough":  # 0 and ``height`` are among them
             drawn = rng.random((ny + 1, nx + 1))
             return self.height * (drawn - drawn.min()) / (drawn.max() - drawn.min())
-        heights, n = np.zeros((ny + 1, nx + 1)), round(self.tile / self.cell)
+        heights, n = np.zeros((ny + 1, nx + 1)), round(self.tile / self.grid)
         for row in range(self.levels):
             for column, (kind, (low, high)) in enumerate(self.tiles.items()):
                 number = low + (high - low) * row / max(1, self.levels - 1)
                 # without its edges, which are at height 0 for all
                 inner = np.s_[row * n + 1 : (row + 1) * n, column * n + 1 : (column + 1) * n]
-                heights[inner] = _tile(kind, number, n, self.cell, rng)[1:-1, 1:-1]
-        return heights
+                heights[inner] = _tile(kind, number, n, self.grid, rng)[1:-1, 1:-1]
+        return np.pad(heights, round(_BORDER / self.grid))
 
     def origin(self, level: Array, column: Array) -> Array:
         """[2], m: the middle of a tile."""
@@ -180,6 +199,7 @@ def _tile(kind: str, number: float, n: int, cell: float, rng: np.random.Generato
     else:
         # walls are as wide as a cell: so the trench's upper edges are ``number`` apart
         length, across = (_BANK, [out]) if kind == "gaps" else (_STONE, [x, y])
+        number = round(number / cell) * cell  # a width that is no multiple would miss the corners of some
         beyond = [(each + _TINY) % (number + length) - length for each in across]
         deep = np.any([(each > cell - _TINY) & (each < number - cell + 2.0 * _TINY) for each in beyond], axis=0)
         height = -_TRENCH * (deep & beside)
@@ -195,7 +215,7 @@ def height_below(terrain: Terrain, position: Array) -> Array:
 
     def cell_at(axis: int) -> tuple[Array, Array]:
         """Return the corner before a place, by its number, and how far it is to the next one, 0 … 1."""
-        half, cells = terrain.size[axis], heights.shape[1 - axis] - 1
+        half, cells = terrain.extent[axis], heights.shape[1 - axis] - 1
         place = jnp.clip((position[..., axis] + half) * (cells / (2.0 * half)), 0.0, cells)
         corner = jnp.minimum(place.astype(jnp.int32), cells - 1)
         return corner, place - corner
@@ -211,7 +231,7 @@ def add_terrain(root: ET.Element, terrain: Terrain) -> None:
     floor.attrib |= {"contype": "1", "conaffinity": "0"}
     if terrain.kind == "flat":
         return
-    lowest, (half_x, half_y) = terrain.heights().min(), terrain.size
+    lowest, (half_x, half_y) = terrain.heights().min(), terrain.extent
     heights = terrain.heights() - lowest
     # a field of one height has none to scale
     size = f"{half_x} {half_y} {max(heights.max(), 1e-3)} {_DEPTH}"
