@@ -175,9 +175,8 @@ class VelocityRL(LeggedTask):
         stages = {f"curriculum_{name}": stage.astype(jnp.float32) for name, stage in progress.stage.items()}
         info, place = dict(timestep.info), {}
         if spot:
-            place = {
-                f"terrain_{name}": x.astype(jnp.float32) for name, x in zip(("level", "column"), spot, strict=True)
-            }
+            level, column = (x.astype(jnp.float32) for x in spot)
+            place = {"terrain_level": level, "terrain_column": column}
             info["success"] = self.ground.crosses(self._distance(state)) & ~timestep.terminated
         info["metrics"] = {**metrics, **stages, **place}
         return replace(state, progress=progress), replace(timestep, info=info)
