@@ -165,9 +165,13 @@ def test_a_robot_stands_on_every_kind_and_leaves_at_the_edge() -> None:
     ({**FIELD, "level": [0, 2]}, "within 0 … 1"),
     ({**FIELD, "scan": [1.0]}, "half the length and half the width"),
     ({**FIELD, "size": 3}, "size"),
-    ({**FIELD, "tiles": {"gaps": [0.1, 0.4]}}, "gaps from 0.1 on would not be there with a cell of 0.1"),
-    ({**FIELD, "tiles": {"stones": [0.2, 0.4]}, "cell": 0.25}, "stones from 0.2 on"),
-    ({**FIELD, "tiles": {"pit": [0.1, 0.1]}, "cell": 0.2}, "pit from 0.1 on"),
+    ({**FIELD, "tiles": {"gaps": [0.1, 0.4]}}, "gaps must be at least two cells wide, 0.2 m"),
+    ({**FIELD, "tiles": {"stones": [0.2, 0.4]}, "cell": 0.25}, "stones must be at least two cells wide, 0.5 m"),
+    ({**FIELD, "tiles": {"gaps": [0.0, 0.4]}}, "or the ground is flat; got (0.0, 0.4)"),
+    (
+        {**FIELD, "tiles": {"pit": [0.1, 0.1]}, "cell": 0.2},
+        "pit has steps of 0.3 m, which a cell of 0.2 shows as a slope",
+    ),
     ids=str,
 )
 def test_ground_that_cannot_be_is_refused(terrain: dict[str, Any], text: str) -> None:

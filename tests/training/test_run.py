@@ -127,25 +127,31 @@ def test_improvements_in_quick_succession_are_saved_once_and_survive_a_kill(
         return save_best(self, state, meta)
 
     monkeypatch.setattr(RunDirectory, "save_best", counted)
-    # every evaluation is better than the last: its metric counts them
-    evaluated, values = RunSink._results, iter(range(1000))
-    monkeypatch.setattr(RunSink, "_results", lambda *args: {**evaluated(*args), "eval/avg_reward": float(next(values))})
+    # evaluations become better until update 6, and worse after it
+    evaluated, save = RunSink._results, Saver.save_best
+    monkeypatch.setattr(
+        RunSink, "_results", lambda sink, x: {**evaluated(sink, x), "eval/avg_reward": -abs(sink._run.update - 6.0)}
+    )
     raw = config(tmp_path, updates=8, eval_freq=STEPS, save_frequency_updates=4, final_eval_episodes=0)
     for name, seconds in (("at_once", 0.0), ("held", 3600.0)):
         monkeypatch.setattr(saver, "_SECONDS_BETWEEN_BESTS", seconds)
         train(parse_config(raw), run_dir=tmp_path / name)
     assert steps == {
-        "at_once": [n * STEPS for n in range(1, 9)],
+        "at_once": [n * STEPS for n in range(1, 7)],
         # the first; then those that a checkpoint names
-        "held": [n * STEPS for n in (1, 3, 4, 7, 8)],
+        "held": [n * STEPS for n in (1, 3, 4, 6)],
     }
+
+    def unless_killed(self: Saver, **options: bool) -> Path | None:
+        return None if isinstance(sys.exc_info()[1], Killed) else save(self, **options)
+
     with pytest.raises(Killed), monkeypatch.context() as patch:
-        patch.setattr(Saver, "save_best", lambda *args, **kwargs: None)  # a kill, which holds nothing back
+        patch.setattr(Saver, "save_best", unless_killed)
         kill_at(patch, RunSink, "_record_evaluation", 7)
         train(parse_config(raw), run_dir=tmp_path / "killed")
-    assert "killed" not in steps
+    assert steps["killed"] == [n * STEPS for n in (1, 3, 4)]  # the one of update 6 is lost
     train(parse_config(raw), resume="latest", run_dir=tmp_path / "killed")
-    assert RunDirectory(tmp_path / "killed", "tiny").best()[0].name == f"tiny_best_step_{8 * STEPS}"
+    assert RunDirectory(tmp_path / "killed", "tiny").best()[0].name == f"tiny_best_step_{6 * STEPS}"
 
 
 def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(

@@ -20,7 +20,6 @@ Source: N. Rudin et al., "Learning to Walk in Minutes Using Massively Parallel D
 """
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -94,10 +93,12 @@ class Terrain:
                 )
             if not isinstance(bounds, tuple) or len(bounds) != 2 or not 0.0 <= bounds[0] <= bounds[1]:
                 raise ValueError(f"terrain.tiles.{name} must be [lowest, highest], 0 or more, got {bounds!r}")
-            coarsest = {"stairs": 0.5 * _TREAD, "pit": 0.5 * _TREAD, "gaps": 0.5 * bounds[0], "stones": 0.5 * bounds[0]}
-            if self.kind == "tiles" and cell > coarsest.get(name, math.inf) + _TINY:
-                text = f"terrain.tiles.{name} from {bounds[0]} on would not be there with a cell of {cell}"
-                raise ValueError(f"{text}; a cell of at most {coarsest[name]} shows it")
+            if self.kind == "tiles" and name in ("stairs", "pit") and 2.0 * cell > _TREAD + _TINY:
+                text = f"has steps of {_TREAD} m, which a cell of {cell} shows as a slope"
+                raise ValueError(f"terrain.tiles.{name} {text}; set terrain.cell to at most {0.5 * _TREAD}")
+            if self.kind == "tiles" and name in ("gaps", "stones") and bounds[0] < 2.0 * cell - _TINY:
+                text = f"must be at least two cells wide, {2.0 * cell:g} m, or the ground is flat; got {bounds!r}"
+                raise ValueError(f"terrain.tiles.{name} {text}; raise it, or lower terrain.cell")
         if not self.tiles or self.levels < 1:
             raise ValueError(f"terrain needs a kind of tiles and a level, got {dict(self.tiles)} and {self.levels}")
         whole = np.isclose(self.tile / cell, round(self.tile / cell))
@@ -199,7 +200,7 @@ def _tile(kind: str, number: float, n: int, cell: float, rng: np.random.Generato
     else:
         # walls are as wide as a cell: so the trench's upper edges are ``number`` apart
         length, across = (_BANK, [out]) if kind == "gaps" else (_STONE, [x, y])
-        number = round(number / cell) * cell  # a width that is no multiple would miss the corners of some
+        number = round(number / cell) * cell  # in whole cells: other widths would lose some trenches between corners
         beyond = [(each + _TINY) % (number + length) - length for each in across]
         deep = np.any([(each > cell - _TINY) & (each < number - cell + 2.0 * _TINY) for each in beyond], axis=0)
         height = -_TRENCH * (deep & beside)
