@@ -126,6 +126,8 @@ def observe(view: LeggedState, names: tuple[str, ...]) -> Any:
     ("soft_landing", STOPPED, ON, 0.0),
     ("stand_still", BENT, ON, 0.0),
     ("stand_still", replace(BENT, command=STOPPED.command), ON, 12 * MEAN_BENT),
+    ("feet_contact_without_cmd", VIEW, ON, 0.0),
+    ("feet_contact_without_cmd", STOPPED, ON, 2.0),
     ("self_collisions", VIEW, {}, 3.0),
 )
 def test_a_reward_is_its_formula(name: str, view: LeggedState, params: dict[str, Any], expected: float) -> None:

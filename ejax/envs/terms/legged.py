@@ -264,6 +264,11 @@ def stand_still(world: LeggedWorld, command_threshold: float) -> Array:
     return jnp.sum(world.legged.offset**2) * (1.0 - _moves(world, command_threshold))
 
 
+def feet_contact_without_cmd(world: LeggedWorld, command_threshold: float) -> Array:
+    """Count the feet that touch the ground where |c| is not above the threshold, as unitree_rl_lab does."""
+    return jnp.sum(world.legged.contacts.found) * (1.0 - _moves(world, command_threshold))
+
+
 def self_collisions(world: LeggedWorld) -> Array:
     """Physics steps in which the robot pushes against itself with more than 10 N."""
     return world.legged.contacts.self_contacts
@@ -289,6 +294,7 @@ LEGGED_REWARDS = (
     *(lin_vel_z_l2, ang_vel_xy_l2, joint_torques_l2, flight_time, unwanted_contacts),
     *(pose, joint_pos_limits, joint_acc_l2, action_rate_l2, is_terminated, feet_air_time, foot_gait),
     *(foot_clearance, foot_swing_height, foot_slip, soft_landing, stand_still, self_collisions),
+    feet_contact_without_cmd,
 )
 TERMINATIONS = (bad_orientation, illegal_contact, root_height_below_minimum)
 
