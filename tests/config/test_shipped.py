@@ -1,9 +1,12 @@
 """Configs that come with ejax: found by name from any folder, listed, copied."""
 
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from case_tables import refused
 
 from ejax.config import load_config
@@ -57,3 +60,22 @@ def test_a_copy_of_embodichains_form_has_its_gym_config_beside_it() -> None:
     written = copy_config("agents/rl/push_cube/train_config.json")
     assert sorted(path.name for path in written) == ["gym_config.json", "train_config.json"]
     assert load_config("train_config.json", device="cpu").env.id == "PushCubeRL"
+
+
+# PointMass keeps the goal by its bonus and gamma 0.99, the CPU's config by gamma 0.9; "c" is an engine for CPUs
+DIFFERS = {"point_mass/ppo": {"success_bonus"}, "playground/reppo": {"impl"}}
+
+
+def task_of(name: str) -> tuple[str, dict[str, Any]]:
+    raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    env = raw.get("env") or raw["trainer"]["learning_env"]
+    return env.get("id") or env["name"], {key: x for key, x in (env.get("cfg") or {}).items() if key != "physics"}
+
+
+@pytest.mark.parametrize("name", [each for each in shipped_names() if re.search(r"_(24gb|8?x?h100)$", each)])
+def test_a_config_for_gpus_trains_the_task_of_the_one_for_cpus(name: str) -> None:
+    on_cpu = re.sub(r"(_flash_sac)?_(24gb|8?x?h100)$", "", name)
+    (task, numbers), (other, others) = task_of(name), task_of(on_cpu)
+    assert task == other
+    differing = {key for key in numbers.keys() | others.keys() if numbers.get(key) != others.get(key)}
+    assert differing == DIFFERS.get(on_cpu, set())
