@@ -349,7 +349,9 @@ def _show(
     steps = begin(patch=lambda state: reduce(lambda state, patch: patch(state), patches, state))
     period_of_action = period / (env.actions_per_decision if isinstance(env, ChunkedEnv) else 1)
     seen = _until(steps, stats, viewer, period_of_action)
-    frames = ((frame, "   ".join(filter(None, (caption_of(env, frame), stats.text)))) for frame in seen)
+    # an episode's first frame comes before its first decision, which is when a held command enters the state
+    held = map(command, seen)
+    frames = ((frame, "   ".join(filter(None, (caption_of(env, frame), stats.text)))) for frame in held)
     if viewer.video is not None:
         most = env.max_episode_steps and env.max_episode_steps * (viewer.episodes or 1)
         # all of them first: the camera is to show all that moves

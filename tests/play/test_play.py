@@ -31,7 +31,17 @@ from ejax.evaluate import main as evaluate_main
 from ejax.evaluation import evaluate, summarize
 from ejax.play.__main__ import main
 from ejax.play.saved_policy import film_host, filmed
-from ejax.play.show import HeldCommand, PlayStats, StepRecord, Viewer, make_blows, play_episodes, play_run, take_until
+from ejax.play.show import (
+    HeldCommand,
+    PlayStats,
+    StepRecord,
+    Viewer,
+    _show,
+    make_blows,
+    play_episodes,
+    play_run,
+    take_until,
+)
 from ejax.run import train
 from ejax.types import Array, HostEnv, Key, RenderableHostEnv, Timestep
 
@@ -205,6 +215,15 @@ def test_the_viewer_goes_with_a_robot_that_walks(window: SimpleNamespace) -> Non
         camera, model = window.handle.cam, window.handle.model
         assert camera.type == mujoco.mjtCamera.mjCAMERA_TRACKING
         assert model.body(camera.trackbodyid).name == model.body(1).name
+
+
+def test_a_held_command_is_written_on_the_first_picture_too(window: SimpleNamespace) -> None:
+    env = VelocityRL(physics="mujoco")
+    start = jax.jit(env.reset)(KEY)[0]
+    stats, viewed = PlayStats(print), Viewer(command=(1.0, 0.0, 0.5))
+    _show("VelocityRL", env, lambda patch: iter([StepRecord((start,), starts=True)]), SEED, viewed, stats)
+    (text,) = window.handle.texts
+    assert text.startswith("command: +1.0 m/s forward, +0.0 m/s left, +0.5 rad/s   step 0")
 
 
 @pytest.mark.slow
