@@ -39,7 +39,13 @@ EPISODES = 1000
 MOST_BYTES = 200_000
 """The most that one policy takes, with all its files."""
 _KEPT = ("global_step", "num_updates", "config", "last_eval_metrics", "versions")
-_TAGS = ("eval/success_rate", "eval/avg_reward", "eval/avg_length")
+_TAGS = (
+    "eval/success_rate",
+    "eval/avg_reward",
+    "eval/avg_length",
+    "eval/metrics/linear_velocity_error",
+    "eval/metrics/yaw_rate_error",
+)
 
 
 def main() -> None:
