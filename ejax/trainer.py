@@ -76,7 +76,7 @@ class Trainer:
             trainer.setdefault("enable_eval", True)
         trainer = section_of(trainer, num_steps=num_steps, event_cfg=event_cfg, eval_event_cfg=eval_event_cfg)
         if checkpoint_dir is not None and Path(checkpoint_dir).name != "checkpoints":
-            text = f"got {checkpoint_dir}; a run keeps its own in RUN/checkpoints: give that, or train(run_dir=RUN)"
+            text = f"got {checkpoint_dir}; a run keeps its own in RUN/checkpoints: pass that, or train(run_dir=RUN)"
             raise ConfigError([Problem("checkpoint_dir", text)])
         self.config = config_of(env, policy, algorithm, options, trainer, batch_size)
         self.callbacks = tuple(callbacks)

@@ -310,7 +310,7 @@ class HostEnv(Protocol):
         """[N]: the seed of the episode under way in each row, where ``seeds_rows``."""
 
     def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
-        """Start episodes, in all rows or in some; give the observations of all rows. ``seed`` [N] seeds the episodes
+        """Start episodes, in all rows or in some; return the observations of all. ``seed`` [N] seeds the episodes
         that follow by automatic resets too."""
 
     def step(self, action: NDArray[Any]) -> HostTimestep: ...

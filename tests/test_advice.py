@@ -157,9 +157,9 @@ def test_wrong_advice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(FILES, "ejax.runtime.device", file)  # train, export and others use it
     for advice, wrong in (
         ("run with --device cpu", "interop.export"),
-        ("give ejax train --device cpu", None),
-        ("give ejax replay --device cpu", "ejax.replay"),
-        ("give --odd", "ejax.train"),
+        ("use ejax train --device cpu", None),
+        ("use ejax replay --device cpu", "ejax.replay"),
+        ("pass --odd", "ejax.train"),
         ("docker run --shm-size 1g", None),
     ):
         file.write_text(f"def tell(x):\n    raise ValueError(f'{{x}}; {advice}')\n")

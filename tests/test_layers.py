@@ -48,7 +48,7 @@ FILES = sorted(path.relative_to(ROOT / "ejax") for path in (ROOT / "ejax").rglob
 def unit(module: str) -> str:
     """Name the folder or root module of ejax that a module belongs to."""
     first = module.split(".")[0]
-    assert first in LEVEL, f"give {first} its layer"
+    assert first in LEVEL, f"add {first} to LAYERS"
     return first
 
 

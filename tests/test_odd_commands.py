@@ -45,12 +45,12 @@ def refused(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> st
     (["--device", "cuda:9"], "got 'cuda:9', but the devices of jax here are"),
     (["--device", "tpu:9"], "got 'tpu:9'"),
     (["--device", "cpu:9999"], "got 'cpu:9999'"),
-    (["--device", "nonsense"], "give cpu, or install jax"),
-    (["--episodes", BIG], "give a whole number from 1 to"),
-    (["--episodes", "0"], "give a whole number from 1 to"),
-    (["--seed", BIG], "give a whole number from 0 to"),
-    (["--seed", "-1"], "give a whole number from 0 to"),
-    (["--member", "-1"], "give a whole number from 0 to"),
+    (["--device", "nonsense"], "use cpu, or install jax"),
+    (["--episodes", BIG], "pass a whole number from 1 to"),
+    (["--episodes", "0"], "pass a whole number from 1 to"),
+    (["--seed", BIG], "pass a whole number from 0 to"),
+    (["--seed", "-1"], "pass a whole number from 0 to"),
+    (["--member", "-1"], "pass a whole number from 0 to"),
 )
 @pytest.mark.parametrize("command", ["evaluate", "play"])
 def test_options_that_mean_nothing_are_refused(

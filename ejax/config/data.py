@@ -95,7 +95,7 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
             )
     # one decision of the policy is taught by that many successive actions
     if data.chunk_size < action_chunk:
-        text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions together; give as many"
+        text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions together; use at least that"
         yield Problem("data.chunk_size", text)
     if data.history_length is not None and data.sampling_mode == "boundary":
         text = "got 'boundary', but windows around a frame (data.history_length) have the modes episode and segment"
@@ -131,7 +131,7 @@ def _dagger_problems(data: DataConfig) -> Iterator[Problem]:
     side_by_side = engine.demonstrator[1].get("num_envs", 16)
     if engine.buffer_size % side_by_side:
         text = f"got {engine.buffer_size} episodes of a round, of which {side_by_side} (num_envs) are made together"
-        yield Problem("data.engine.buffer_size", f"{text}; give a multiple")
+        yield Problem("data.engine.buffer_size", f"{text}; use a multiple of {side_by_side}")
 
 
 def task_problems(name: str, arguments: FrozenDict, key: str) -> list[Problem]:

@@ -188,7 +188,7 @@ def space_problems(
     except ValueError as error:
         return [Problem(key, str(error)), *problems]
     if policy.action_dim not in (None, count):
-        text = f"got {policy.action_dim}, but the env's actions have {count}; give {count}, or leave it out"
+        text = f"got {policy.action_dim}, but the env's actions have {count}; use {count}, or leave it out"
         problems.insert(0, Problem("policy.action_dim", text))
     return [*problems, *_pictures(policy, observation_space)]
 

@@ -222,7 +222,7 @@ def fill_env(draft: Draft) -> None:
         for key, value in spellings.GYM_DEFAULTS.items():
             draft.tree["trainer"].setdefault(key, value)
     elif not draft.has("env"):
-        draft.problem("env", "is missing; give trainer.gym_config, trainer.learning_env, or env: {id, cfg}")
+        draft.problem("env", "is missing; set trainer.gym_config, trainer.learning_env, or env: {id, cfg}")
     if draft.has("env.cfg.num_envs"):
         num_envs = draft.pop("env.cfg.num_envs")
         if draft.has("trainer.num_envs"):

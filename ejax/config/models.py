@@ -208,7 +208,7 @@ class CameraConfig(StrictModel):
     @model_validator(mode="after")
     def _sees_something(self) -> "CameraConfig":
         if self.eye == self.target:
-            raise ValueError(f"eye and target are both {self.eye}; give a target to look at")
+            raise ValueError(f"eye and target are both {self.eye}; set target to a point to look at")
         if self.intrinsics is not None and not min(self.intrinsics[:2]) > 0.0:
             raise ValueError(f"intrinsics {self.intrinsics}: fx and fy must be > 0, in pixels")
         return self

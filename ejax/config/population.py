@@ -96,7 +96,7 @@ class PopulationConfig(StrictModel):
     def _lists(cls, vary: FrozenDict) -> FrozenDict:
         for key, values in vary.items():
             if not key.startswith(OPTIONS):
-                remedy = "give population.seeds" if key == "trainer.seed" else SEPARATELY
+                remedy = "use population.seeds" if key == "trainer.seed" else SEPARATELY
                 raise ValueError(f"got {key}; members may differ only in numbers of {OPTIONS}…; {remedy}")
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"got {short_repr(thaw(values))} for {key}; must be a list of different values")

@@ -129,7 +129,7 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
     record = config.algorithm.record
     yield from record.problems(config.algorithm.cfg, shape)
     if trainer.profile is not None and trainer.profile.start >= trainer.num_updates:
-        text = f"got {trainer.profile.start}, but the run has {trainer.num_updates} updates; give less"
+        text = f"got {trainer.profile.start}, but the run has {trainer.num_updates} updates; choose an earlier one"
         yield Problem("trainer.profile.start", text)
     if trainer.normalize_reward and not record.learns_from_rewards:
         text = f"got true, but {config.algorithm.name} does not learn from the rewards of rollouts; leave it out"
@@ -140,14 +140,14 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
         yield Problem("trainer.collector.num_groups", text)
     # an evaluation of no episodes has no average
     if trainer.enable_eval and trainer.num_eval_episodes < 1:
-        yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
+        yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; use at least 1, or set enable_eval: false")
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:
     name, data = config.algorithm.name, config.data
     if config.algorithm.record.learns_from != "demonstrations":
         if data is not None:
-            text = f"{name} learns from its environments; leave it out, or give an algorithm such as bc"
+            text = f"{name} learns from its environments; leave it out, or use an algorithm such as bc"
             yield Problem("data", text)
         demonstrated = getattr(config.algorithm.cfg, "demonstrations", None)
         if isinstance(demonstrated, DemonstrationConfig) and demonstrated.task in DEMONSTRATORS:
@@ -160,7 +160,7 @@ def _data(config: RunConfig) -> Iterator[Problem]:
     yield from data_problems(data, config.env.action_chunk)
     memory, number = config.policy.actor and config.policy.actor.memory, data.history_length
     if number is not None and number > 1 and not memory and config.policy.record.built_in:
-        text = f"got {number}, but the policy remembers nothing; give 1, or policy.actor.memory"
+        text = f"got {number}, but the policy remembers nothing; set it to 1, or add policy.actor.memory"
         yield Problem("data.history_length", text)
     # an update whose windows a buffer cannot give would wait for ever
     engine, windows = data.engine, config.trainer.buffer_size // data.chunk_size
@@ -199,13 +199,13 @@ def _population(config: RunConfig) -> Iterator[Problem]:
 def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Problem]:
     record, name = config.algorithm.record, config.algorithm.name
     if record.learns_from == "demonstrations" or record.taught(config.algorithm.cfg) is not None:
-        text = f"{name} cannot train a population; give ppo, grpo, apg or shac, or"
+        text = f"{name} cannot train a population; use ppo, grpo, apg or shac, or"
         yield Problem("population", f"{text} {SEPARATELY}")
     if config.trainer.profile is not None:
         yield Problem("trainer.profile", "traces a single run; leave it out, or name one member's config")
     if population.exploit is not None:
         if len(config.members) < 2:
-            yield Problem("population.exploit", "needs at least two members; give population.seeds: 2")
+            yield Problem("population.exploit", "needs at least two members; set population.seeds to 2")
         for key, values in population.vary.items():
             if ".kwargs." in key or isinstance(values[0], tuple):
                 text = f"cannot multiply {key}, whose range is not known; leave it out of population, or exploit"

@@ -75,7 +75,7 @@ def copy_config(name: str, to: Path | None = None) -> list[Path]:
         pairs.append((gym_config, target.with_name(gym_config.name)))
     for _, path in pairs:
         if os.path.lexists(path):
-            raise FileExistsError(f"{path} exists; give another name: ejax configs copy {name} FILE")
+            raise FileExistsError(f"{path} exists; choose another name: ejax configs copy {name} FILE")
     for original, path in pairs:
         # an editor finds the schema of the installed version, wherever the copy lies
         with new_file(path) as file:

@@ -74,7 +74,7 @@ class MetricLog(AbstractContextManager["MetricLog"]):
         self._digest.update(line)
 
     def so_far(self) -> dict[str, Any]:
-        """Sync the file to disk and give its extent, for a checkpoint's ``Logged``."""
+        """Sync the file to disk and return its extent, for a checkpoint's ``Logged``."""
         with by_product("the end of the log"):
             os.fsync(self._file.fileno())
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}

@@ -206,7 +206,7 @@ def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     given = str(settled.env.cfg.get("physics"))
     if given in ENGINES and ENGINES[given].on_host:
         others = " or ".join(sorted(name for name, each in ENGINES.items() if not each.on_host))
-        text = f"got '{given}': {ENGINES[given].title} steps on the host, not on a GPU; give env.cfg.physics={others}"
+        text = f"got '{given}': {ENGINES[given].title} steps on the host, not on a GPU; set env.cfg.physics to {others}"
         raise _refusal("env.cfg.physics", text)
     return settled, notes
 
@@ -238,7 +238,7 @@ def _parts(config: RunConfig, devices: Sequence[jax.Device]) -> Parts:
     name = config.env.id
     if config.data is not None:
         text = f"{config.algorithm.name} learns from demonstrations, whose shapes are known once they are made"
-        raise _refusal("algorithm.name", f"{text}; give an algorithm that learns from its environments, such as ppo")
+        raise _refusal("algorithm.name", f"{text}; use an algorithm that learns from its environments, such as ppo")
     try:
         parts = build(config, absent=devices)
     except ImportError as error:
@@ -246,7 +246,7 @@ def _parts(config: RunConfig, devices: Sequence[jax.Device]) -> Parts:
     if isinstance(parts.env, HostEnv):
         parts.env.close()
         text = f"{name} lives outside JAX: a GPU would only run the policy and the updates, as fast as its host"
-        raise _refusal("env.id", f"{text} delivers rollouts; give an environment in JAX")
+        raise _refusal("env.id", f"{text} delivers rollouts; use an environment in JAX")
     return parts
 
 
@@ -256,7 +256,7 @@ def trace_training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device
     if isinstance(stepper, DeviceStepper):
         return stepper.trace(*stepper.shapes(parts.state, devices[0]))
     if not isinstance(stepper, HostStepper) or len(devices) > 1:
-        text = f"got '{trainer.collector.mode}': its updates are compiled for one GPU; give --gpus 1"
+        text = f"got '{trainer.collector.mode}': its updates are compiled for one GPU; pass --gpus 1"
         raise _refusal("trainer.collector.mode", text)
 
     def collect(params: Params, key: Key) -> Rollout:

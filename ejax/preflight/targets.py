@@ -46,7 +46,7 @@ def _read_card(text: str, path: Path) -> Card:
     def number(field: str) -> float:
         found = re.search(rf"\b{field}: *([\d.]+)", text)
         if found is None:
-            raise _refused(f"{path} has no {field}; give XLA's GpuTargetConfigProto as text")
+            raise _refused(f"{path} has no {field}; pass XLA's GpuTargetConfigProto as text")
         return float(found[1])
 
     named = re.search(r'device_description_str: *"([^"]*)"', text)

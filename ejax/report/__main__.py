@@ -42,7 +42,7 @@ def _run(args: argparse.Namespace) -> int:
 
     try:
         if args.to.suffix.lower() not in (".html", ".htm") or "\0" in str(args.to):
-            raise FactsError(f"--to {args.to}: a page is written as .html; give --to FILE.html")
+            raise FactsError(f"--to {args.to}: a page is written as .html; pass --to FILE.html")
         paths = [path for given in args.run for path in attempt(runs_in, given)]
         runs = [run for path in paths for run in attempt(lambda path: [Run(path)], path)]
         if not runs:

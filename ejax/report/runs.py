@@ -86,7 +86,7 @@ def runs_in(given: Path) -> list[Path]:
     members = [folder for folder in (path / "members").glob("[0-9]*") if folder.name.isdecimal()]
     for folder in members:
         if not _is_inside(folder, path):
-            raise FactsError(f"{folder} leads out of the population's folder; give the run that it leads to")
+            raise FactsError(f"{folder} leads out of the population's folder; pass the run that it leads to")
     return sorted(members, key=lambda folder: int(folder.name)) or [path]
 
 

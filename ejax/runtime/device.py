@@ -84,7 +84,7 @@ def prepare_jax(device: str) -> None:
     if platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
     if device != "cpu" and (problem := device_problem(device)):
-        raise ValueError(f"device: {problem}; give cpu, or install jax for {platform}")
+        raise ValueError(f"device: {problem}; use cpu, or install jax for {platform}")
     if platform != "cpu":
         jax.config.update("jax_default_device", jax.local_devices(backend=platform)[int(index or 0)])
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # jax defines it at run time
@@ -95,5 +95,5 @@ def prepare_jax(device: str) -> None:
             with tempfile.TemporaryFile(dir=folder):  # else JAX warns of each program
                 jax.config.update("jax_compilation_cache_dir", str(folder))
         except (OSError, RuntimeError) as error:  # no home folder, or one that cannot be written
-            text = "no compiled programs are kept for the next process; give a folder in JAX_COMPILATION_CACHE_DIR"
+            text = "no compiled programs are kept for the next process; set JAX_COMPILATION_CACHE_DIR to a folder"
             print(f"ejax: {text}: {explain(error)}", file=sys.stderr)

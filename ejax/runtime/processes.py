@@ -104,7 +104,7 @@ def _is_one_of_several(sizes: dict[str, str]) -> str | None:
     for name, who in sizes.items():
         size = os.environ.get(name) or "1"
         if not (size.isascii() and size.isdigit()):
-            text = f"the environment has {name}={size[:80]!r}; unset it, or give the number of processes"
+            text = f"the environment has {name}={size[:80]!r}; unset it, or set it to the number of processes"
             raise ConfigError([], text)
         if int(size[:9]) > 1:
             return who
@@ -168,7 +168,7 @@ class Group:
 
 
 def report_failure(reason: str) -> None:
-    """Have the other processes end, and give them the reason."""
+    """Have the other processes end, and pass them the reason."""
     words = json.dumps({"host": socket.gethostname(), "reason": reason})
     with suppress(jax.errors.JaxRuntimeError):
         _client().key_value_set(f"ejax/failed/{jax.process_index()}", words, allow_overwrite=True)

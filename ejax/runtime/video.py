@@ -43,11 +43,11 @@ def write_video(
     """
     path = Path(path)
     if not fps > 0:
-        raise ValueError(f"fps is {fps}; give a positive number of frames per second.")
+        raise ValueError(f"fps is {fps}; use a positive number of frames per second.")
     stream = _checked(frames)
     first = next(stream, None)
     if first is None:
-        raise ValueError(f"no frames to write to {path}; give at least one.")
+        raise ValueError(f"no frames to write to {path}; pass at least one.")
     with replacing(path, below) as file, _encoder(path, file.name, first.shape[:2], fps, keyframe_every) as sink:
         for frame in itertools.chain([first], stream):
             sink.write(frame.tobytes())
@@ -76,7 +76,7 @@ def tile_frames(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
     ValueError: another shape.
     """
     if frame.ndim != 4 or frame.shape[0] == 0 or frame.shape[3] != 3:
-        raise ValueError(f"frames to tile have shape {frame.shape}; give [K, H, W, 3] with K >= 1.")
+        raise ValueError(f"frames to tile have shape {frame.shape}; pass [K, H, W, 3] with K >= 1.")
     num_frames, height, width, _ = frame.shape
     grid_w = math.ceil(math.sqrt(num_frames))
     grid_h = math.ceil(num_frames / grid_w)
@@ -93,7 +93,7 @@ def _checked(frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]
         shape = shape or frame.shape
         if frame.ndim != 3 or frame.shape != (*shape[:2], 3) or frame.dtype != np.uint8:
             text = f"frame {index} is {frame.dtype}{list(frame.shape)}, and the first one has shape {list(shape)}"
-            raise ValueError(f"{text}; give uint8 [H, W, 3], RGB, all of one size.")
+            raise ValueError(f"{text}; pass uint8 [H, W, 3], RGB, all of one size.")
         height, width, _ = shape
         yield np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
 

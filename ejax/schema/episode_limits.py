@@ -24,13 +24,13 @@ def with_limit(make: Any, num_steps: int) -> Any:
     if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
         raise ValueError(f"{name}: max_episode_steps must be an integer >= 1, got {num_steps!r}")
     if isinstance(make, str):
-        raise ValueError(f"max_episode_steps needs the class of '{make}', not its place; give register_env the class")
+        raise ValueError(f"max_episode_steps needs the class of '{make}', not its place; pass register_env the class")
     limit = limit_argument(make)
     if limit is None and "default_limit" in dir(make):
         return _subclass(make, {"default_limit": num_steps})
     if limit is None:
         text = f"max_episode_steps={num_steps} would change nothing: {name} takes neither {' nor '.join(LIMITS)}"
-        raise ValueError(f"{text}; give it such a field, or leave max_episode_steps out")
+        raise ValueError(f"{text}; add such a field, or leave max_episode_steps out")
     if not is_dataclass(make):
         return partial(make, **{limit: num_steps})
     was = next(each for each in fields(make) if each.name == limit)

@@ -85,7 +85,7 @@ class Section:
         return value
 
     def expect(self, name: str, wanted: Any, text: str) -> None:
-        """Read a key that may be left out, or give what holds anyway."""
+        """Read a key that may be left out, or set to what holds anyway."""
         value = self.take(name, wanted)
         if freeze(value) != freeze(wanted) or isinstance(value, bool) != isinstance(wanted, bool):
             self.problem(name, f"got {short_repr(value)}; {text}")

@@ -33,7 +33,7 @@ def whole(least: int, most: int = INT32_MAX) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.removeprefix("-").isdecimal() or len(text) > MAX_DIGITS or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"got {short_repr(text)}; give a whole number from {least} to {most}")
+            raise argparse.ArgumentTypeError(f"got {short_repr(text)}; pass a whole number from {least} to {most}")
         return int(text)
 
     return read
@@ -102,7 +102,7 @@ def _of_number(key: str, value: float) -> str:
             return ""
         if abs(value) >= 10**MAX_DIGITS:
             return _TOO_LONG
-        remedy = f"Where a number may have a fraction, give {value:.1e}"
+        remedy = f"Where a number may have a fraction, write {value:.1e}"
         return f"got {short_repr(value)}; integers are within ±{most}. {remedy}"
     if value == math.inf and key in MAY_BE_INFINITE:
         return ""

@@ -190,5 +190,5 @@ def _folder(path: Path, below: Path | None) -> Iterator[int]:
 
 def _refuse_link(path: Path, found: os.stat_result, below: Path | None) -> None:
     if stat.S_ISLNK(found.st_mode):
-        remedy = "give what it leads to" if below is None else f"make {below} itself, or a folder above it, a link"
+        remedy = "use the path it leads to" if below is None else f"make {below} itself, or a folder above it, a link"
         raise LinkError(f"{path} is a symbolic link, and nothing is written through it; remove it, or {remedy}")

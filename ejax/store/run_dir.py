@@ -295,7 +295,7 @@ def create_run_directory(
     name = config.trainer.exp_name
     directory = RunDirectory(path, name)
     if directory.config_file.exists():
-        text = f"{path} holds a run already; resume it with {directory.resume_command}, or give another folder"
+        text = f"{path} holds a run already; resume it with {directory.resume_command}, or choose another folder"
         raise FileExistsError(text)
     try:
         _write_configs(directory, config, versions)

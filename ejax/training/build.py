@@ -103,8 +103,8 @@ def _ingredients(
     if algorithm.taught(options) is not None:
         teacher, more = import_entry(_PARTS, "teacher")(config, env)
         notes += more
-        give = algorithm.with_teacher or import_entry(_PARTS, "taught")
-        algorithm = give(algorithm, teacher)  # now its update knows the teacher
+        teach = algorithm.with_teacher or import_entry(_PARTS, "taught")
+        algorithm = teach(algorithm, teacher)  # now its update knows the teacher
     return Ingredients(config, algorithm, policy, env, algorithm.make_optimizer(options)), eval_env, notes
 
 
@@ -182,7 +182,7 @@ def make_first_state(made: Ingredients, num_envs: int) -> RunState:
         try:
             state = replace(state, envs=spread_episodes(env, state.envs, made.key))
         except ValueError as error:
-            problem = Problem("trainer.init_at_random_ep_len", f"got true, but {error}; give false")
+            problem = Problem("trainer.init_at_random_ep_len", f"got true, but {error}; set it to false")
             raise ConfigError([problem]) from error
     return with_own(state, made, num_envs)
 

@@ -176,7 +176,7 @@ class Callbacks:
                 states[name] = text if "NaN" in text else state  # as a text: a file of JSON has no NaN
             except (TypeError, ValueError) as error:
                 text = f"callback {name}: its state_dict cannot be saved: {explain(error)}"
-                raise ValueError(f"{text}; give numbers, texts, lists and mappings, of an array x.tolist()") from None
+                raise ValueError(f"{text}; return numbers, texts, lists and mappings, x.tolist() for arrays") from None
         kept = {name: state for name, state in states.items() if state}
         return {"callbacks": kept} if kept else {}
 

@@ -255,7 +255,7 @@ class Demonstrations(AbstractContextManager["Demonstrations"]):
             self._source, self._state = _open_folder(self.config, count, self.part)
             if int(self._state["digest"]) != int(state["digest"]):
                 text = f"{folder} does not begin with the {count} episodes that the run was started with"
-                raise CheckpointError(f"{text}; give back that folder by data.folder")
+                raise CheckpointError(f"{text}; set data.folder to the original one")
         # batch k is drawn for update k, also after a resume
         self._ahead = Ahead(self._draw, self.config.prefetch, first=first, num_workers=self.config.num_workers)
 

@@ -23,8 +23,8 @@ from ejax.training.reporter import PAIRS, NonFiniteUpdateError, breakdown, mostl
 
 _PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 _DISK_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; make room, or give another trainer.output_dir"),
-    errno.EROFS: "; give another trainer.output_dir",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; make room, or choose another trainer.output_dir"),
+    errno.EROFS: "; choose another trainer.output_dir",
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ""),
 }
 """Refusals of a disk for which Python has no exception, and remedies."""
@@ -51,7 +51,7 @@ def load(args: argparse.Namespace) -> RunConfig:
     file = args.config
     if file is None:  # a run knows its own config
         if args.run is None and args.fork is None:
-            raise ConfigError([], "give --config FILE, --run DIR with --resume to continue a run, or --fork RUN")
+            raise ConfigError([], "pass --config FILE, --run DIR with --resume to continue a run, or --fork RUN")
         if args.fork is None:
             file = open_run_directory(args.run)[0].config_file
         else:
@@ -105,7 +105,7 @@ def load_first(args: argparse.Namespace, config: RunConfig) -> RunConfig:
         raise ConfigError([Problem("--first", f"trains the policy that a new run starts from; leave out {given[0]}")])
     before = load_config(args.first, device=args.device)
     if before.population is not None or config.trainer.distributed:
-        raise ConfigError([Problem("--first", "is one run of one process; train it by itself, and give init_from")])
+        raise ConfigError([Problem("--first", "is one run of one process; train it by itself, and set init_from")])
     return before
 
 

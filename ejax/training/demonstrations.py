@@ -98,7 +98,7 @@ def read_rollout(
             break
     else:
         text = f"got {wanted.num_transitions}, but the {len(parts)} episodes in {source} have {num_transitions}"
-        raise ConfigError([Problem(f"{SECTION}.num_transitions", f"{text}; give at most that, or record more")])
+        raise ConfigError([Problem(f"{SECTION}.num_transitions", f"{text}; use at most that, or record more")])
     mean = sum(part["reward"].sum() for part in parts) / len(parts)
     steps = jax.tree.map(lambda *x: np.concatenate(x)[:, None], *parts)
     padded = jax.tree.map(lambda x: np.concatenate([x, np.zeros((num_padded, *x.shape[1:]), x.dtype)]), steps)

@@ -89,13 +89,13 @@ def adopt_env(config: RunConfig, env: Any, *, num_envs: int, quarantine: Path) -
     ConfigError: not ``num_envs`` rows of a host environment, or a single environment of Gymnasium's kind.
     """
     if isinstance(env, gymnasium.Env):
-        text = f"got one {type(env).__name__}; give a vector environment, such as gymnasium.make_vec(...)"
+        text = f"got one {type(env).__name__}; pass a vector environment, such as gymnasium.make_vec(...)"
         raise ConfigError([Problem("env", text)])
     env = _vectorized(env, lambda: env, num_envs)
     if not isinstance(env, HostEnv):
         return cast(Env, env)
     if env.num_envs != num_envs:
-        text = f"got {num_envs}, but the environment that was given has {env.num_envs}; give {env.num_envs}"
+        text = f"got {num_envs}, but the environment that was given has {env.num_envs}; use {env.num_envs}"
         raise ConfigError([Problem("trainer.num_envs", text)])
     return _guarded(config, env, lambda: env, 0, quarantine)  # what is not known by name is not made again
 
@@ -115,12 +115,12 @@ def adopt_envs(config: RunConfig, objects: UserObjects, *, num_envs: int, quaran
         text = "act inside JAX, and the environment that was given is stepped outside it; let it make its own"
         raise ConfigError([Problem("trainer.events", text)])
     if trainer.collector.num_groups > 1:
-        text = f"got {trainer.collector.num_groups}, but one environment was given; give 1, or a config that names it"
+        text = f"got {trainer.collector.num_groups}, but one environment was given; use 1, or a config that names it"
         raise ConfigError([Problem("trainer.collector.num_groups", text)])
     if not trainer.enable_eval:
         return env, None
     if objects.eval_env is None:
-        text = "got true, but an environment outside JAX cannot be evaluated in while it trains; give eval_env as well"
+        text = "got true, but an environment outside JAX cannot be evaluated in while it trains; pass eval_env as well"
         raise ConfigError([Problem("trainer.enable_eval", text)])
     rows = objects.eval_env.num_envs
     return env, adopt_env(config, objects.eval_env, num_envs=rows, quarantine=quarantine / "eval")

@@ -223,7 +223,7 @@ def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any]
 def write_fresh(
     run: Path, which: str, checkpoint: Path, trainer: TrainerConfig, metrics: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Write ``evaluations/fresh_<which>.json`` of a run, ``best`` or ``last``, and give what it holds."""
+    """Write ``evaluations/fresh_<which>.json`` of a run, ``best`` or ``last``, and return its contents."""
     seeds, each = fresh_seeds(trainer), trainer.num_eval_episodes
     repeated = len(seeds) * (each - 1)  # if each evaluation is of one episode
     count = 1 if repeated and metrics.get(REPEATED_EPISODES) == repeated else len(seeds) * each

@@ -46,8 +46,8 @@ def config_of(
     """
     if isinstance(algorithm, BaseAlgorithm):
         if algorithm.record is None:
-            text = f"{type(algorithm).__name__} has only methods, which no compiled program calls; give it record = "
-            raise ConfigError([Problem("algorithm", text + "Algorithm(Config=…, update=…), or a loop of your own")])
+            text = f"{type(algorithm).__name__} has only methods, which no compiled program calls; set its record = "
+            raise ConfigError([Problem("algorithm", text + "Algorithm(Config=…, update=…), or write your own loop")])
         options = algorithm.cfg if options is None else options
         algorithm = algorithm.record
     if isinstance(algorithm, str):
@@ -57,7 +57,7 @@ def config_of(
         name = _name_of("algorithm", algorithm, kind.__module__, "ALGORITHM", kind.__name__.removesuffix("Config"))
     given = given_fields(options) if isinstance(options, BaseModel) else options or {}
     if batch_size is not None and given.get("batch_size", batch_size) != batch_size:
-        text = f"got {batch_size}, and the algorithm's options have {given['batch_size']}; give one of them"
+        text = f"got {batch_size}, and the algorithm's options have {given['batch_size']}; pass only one of them"
         raise ConfigError([Problem("batch_size", text)])
     cfg = options.model_dump(mode="json") if isinstance(options, BaseModel) else dict(given)
     return parse_untrusted(

@@ -29,10 +29,10 @@ def _own_groups(config: RunConfig, devices: Sequence[jax.Device]) -> range:
     num_devices = Counter(device.process_index for device in devices)
     if len(set(num_devices.values())) > 1:
         text = f"got true for processes of {list(num_devices.values())} devices, which would step unequal numbers of"
-        raise ConfigError([Problem("trainer.distributed", f"{text} environments; give each as many devices")])
+        raise ConfigError([Problem("trainer.distributed", f"{text} environments; use the same number in each")])
     share, rest = divmod(num_groups, len(num_devices))
     if rest:
-        text = f"got {num_groups}, but each of {len(num_devices)} processes steps as many groups as the others; give"
+        text = f"got {num_groups}, but each of {len(num_devices)} processes steps as many groups as the others; use"
         text = f"{text} a multiple of {len(num_devices)}: trainer.collector.num_groups={len(num_devices)}"
         raise ConfigError([Problem("trainer.collector.num_groups", text)])
     return range(num_groups)[share * sorted(num_devices).index(jax.process_index()) :][:share]
@@ -93,7 +93,7 @@ def _check_starts(config: RunConfig, resets: ResetPolicy, groups: Sequence[HostE
     if resets.group_size == 1:
         return
     if not groups[0].seeds_rows:
-        text = f"is true, but the starts of {config.env.id} cannot be chosen; give false"
+        text = f"is true, but the starts of {config.env.id} cannot be chosen; set it to false"
         raise ConfigError([Problem("algorithm.cfg.shared_start", text)])
     if groups[0].num_envs % resets.group_size:  # starts are shared inside a group
         num_groups = config.trainer.collector.num_groups
@@ -146,8 +146,8 @@ def _find_devices(config: RunConfig, devices: Sequence[jax.Device] | None) -> tu
         text = f"got {len(learners)} devices for num_envs {trainer.num_envs}, which they must divide"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
     if trainer.shard_parameters:  # found here: the environment decides where the policy acts
-        text = f"got {json.dumps(trainer.shard_parameters)}, but the policy acts outside the program"
-        raise ConfigError([Problem("trainer.shard_parameters", f"{text}, where a device needs all of it; give false")])
+        text = f"got {json.dumps(trainer.shard_parameters)}, but the policy acts outside the program, where"
+        raise ConfigError([Problem("trainer.shard_parameters", f"{text} a device needs all of it; set it to false")])
     if learners and devices:
         text = "are given with trainer.distributed: true, by which all devices learn; leave them out"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
@@ -159,7 +159,7 @@ def _schedule(trainer: TrainerConfig) -> Schedule:
     recorded, path = None, wanted.replay_schedule
     if wanted.schedule == "free" and path is None and process_count() > 1:
         # each would take the newest parameters at another time, and no list of versions could repeat it
-        text = "got 'free' in several processes, which could not be repeated; give fixed"
+        text = "got 'free' in several processes, which could not be repeated; use 'fixed'"
         raise ConfigError([Problem("trainer.collector.schedule", text)])
     try:
         if path is not None:

@@ -159,7 +159,7 @@ def _group_of(config: RunConfig) -> Group | None:
         return None
     if not config.trainer.distributed:
         text = "got false in one of several processes that were joined, which would all train the same"
-        raise ConfigError([Problem("trainer.distributed", f"{text}; give true")])
+        raise ConfigError([Problem("trainer.distributed", f"{text}; set it to true")])
     return Group(config.trainer.process_timeout_s)
 
 

@@ -135,7 +135,7 @@ def place_rows(state: T, run: Path) -> tuple[T, tuple[RowMemory, ...]]:
             _refuse_more_than(free, [replay], _place(replay.rows, run))
             memories.append(RowMemory(replay.rows.forms, files))
         except OSError as error:
-            text = f"got '{replay.rows.folder}': {error}; give a folder with room that can be written"
+            text = f"got '{replay.rows.folder}': {error}; choose a writable folder with enough room"
             raise ConfigError([Problem("algorithm.cfg.replay.folder", text)]) from error
         replays[i] = replace(replay, rows=replace(replay.rows, token=jnp.asarray(memories[-1].token)))
     return put_back(rest, replays), tuple(memories)

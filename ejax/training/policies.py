@@ -59,7 +59,7 @@ def build_policy(
     if device is not None:
         raise ValueError(f"device: got {device}; leave it out: parameters are made later, where JAX puts them")
     if isinstance(obs_space, gymnasium.Space) == (action_space is None):
-        raise ValueError("give an environment, or both of its spaces, obs_space and action_space")
+        raise ValueError("pass an environment, or both of its spaces, obs_space and action_space")
     block = {"name": policy_block} if isinstance(policy_block, str) else plain(policy_block)
     if not isinstance(block, dict):
         raise ConfigError([Problem("policy", f"got {short_repr(block)}; must be a section with a name, or the name")])
@@ -112,7 +112,7 @@ def make_policy(config: PolicyConfig, env: Env | HostEnv, **networks: Any) -> Po
         offered |= {} if config.record.has_critic else {"critic": None}  # of such a policy the critic has no network
     accepted = inspect.signature(make).parameters
     if ignored := config.memories.keys() - accepted.keys():
-        text = f"{config.name} takes no {', '.join(sorted(ignored))}; leave it out, or give actor_critic or actor_only"
+        text = f"{config.name} takes no {', '.join(sorted(ignored))}; leave it out, or use actor_critic or actor_only"
         raise ConfigError([Problem("policy.actor.memory", text)])
     try:
         return make(**{name: value for name, value in offered.items() if name in accepted}, **config.cfg)

@@ -34,7 +34,7 @@ _APART = 0.2  # difference that is worth a line: of rates of success, or of the 
 _FEW_UPDATES = 20
 _LIMITED = (
     "the learning rate was at minimum_learning_rate or maximum_learning_rate after {count} of {total} updates. "
-    "Schedule 'adaptive' changes it in every minibatch, and many drive it from limit to limit: give "
+    "Schedule 'adaptive' changes it in every minibatch, and many drive it from limit to limit: use "
     "algorithm.cfg.schedule=adaptive_per_update, or fewer n_epochs; else widen the limits"
 )
 _REMEDY = "lower algorithm.cfg.optimizer.learning_rate, look for rewards and observations that are not finite"

@@ -85,7 +85,7 @@ def locate_run(config: RunConfig, origin: Origin, locks: ExitStack) -> RunLocati
     refuse_rerun()
     resume, fork = origin.resume, origin.fork
     if fork is not None and resume is not None:
-        raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
+        raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so pass only one of them")
     run_dir = origin.run_dir and Path(expanded(str(origin.run_dir)))
     if fork is not None:
         passed_over: list[str] = []
@@ -169,7 +169,7 @@ def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -
     num_envs, rest = divmod(was * before, num_devices)  # all environments stay: their states are in the checkpoint
     if rest and config.data is None:
         text = f"the run has {was} x {before} environments, of which {num_devices} devices would leave {rest}"
-        raise ConfigError([Problem("trainer.num_envs", f"{text}; give a number of devices that divides them")])
+        raise ConfigError([Problem("trainer.num_envs", f"{text}; use a number of devices that divides them")])
     options = record.rescale_for_devices(with_changes(saved, config.algorithm.cfg), was, num_devices)
     if config.data is None:
         sizes = {"num_envs": num_envs}

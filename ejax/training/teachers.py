@@ -30,8 +30,8 @@ from ejax.training.warm_start import open_checkpoint, read_by_interop
 from ejax.types import Env, HostEnv, Params, Policy
 
 _TEACHER_REMEDY = (
-    "A teacher reads what it was trained on: give an environment whose observation has it, and "
-    "teacher_obs beside its name where it is a part of that."
+    "A teacher reads what it was trained on: use an environment whose observation has it, and "
+    "set teacher_obs beside its name where it is a part of that."
 )
 
 
@@ -51,7 +51,7 @@ def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[
     teachers, obs = [teacher for teacher, _ in loaded], obs_forms(env, 1)
     kinds = [type(distribution_form(*each[:2], obs, each.obs)).__name__ for each in teachers]
     if len(set(kinds)) > 1:
-        text = f"have distributions of several kinds: {', '.join(kinds)}; give teachers that squash alike"
+        text = f"have distributions of several kinds: {', '.join(kinds)}; use teachers that squash alike"
         raise ConfigError([Problem(f"{key}.teachers", text)])
     for i, each in enumerate(options.teachers[:-1]):
         _check_responsibility(each.when, env, obs, f"{key}.teachers.{i}.when")

@@ -71,7 +71,7 @@ def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[R
     update = int(state.update)
     if update >= config.trainer.num_updates:  # it would end without an update
         key = "iterations" if config.trainer.total_timesteps is None else "total_timesteps"
-        text = f"means {config.trainer.num_updates} updates, and {checkpoint} has {update} already; give more"
+        text = f"means {config.trainer.num_updates} updates, and {checkpoint} has {update} already; use more"
         raise ConfigError([Problem(f"trainer.{key}", text)])
     notes = [f"forked from {checkpoint}, after update {update}", *more]
     state, more = set_rates(state, config, meta)

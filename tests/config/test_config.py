@@ -414,7 +414,7 @@ def test_an_output_folder_that_cannot_be_made_is_refused_without_a_traceback(
 
 def test_a_command_without_a_config_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert capsys.readouterr().err.startswith("ejax train: give --config FILE, --run DIR with --resume")
+    assert capsys.readouterr().err.startswith("ejax train: pass --config FILE, --run DIR with --resume")
 
 
 @cases(

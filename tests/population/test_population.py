@@ -97,7 +97,7 @@ def test_overrides_dotted_keys_and_the_canonical_form_say_the_same() -> None:
     ({"algorithm.cfg.gama": [0.9]}, "unknown key"),
     ({"trainer.num_envs": [4, 8]}, "got trainer.num_envs; .* examples/sweep.py trains"),
     ({"data.buffer_size": [16, 32]}, "got data.engine.buffer_size; .* examples/sweep.py trains"),
-    ({"trainer.seed": [4, 8]}, "give population.seeds"),
+    ({"trainer.seed": [4, 8]}, "use population.seeds"),
     ({"exploit": {"every": 1}}, "needs at least two members"),
     ({"separate_runs": True, "seeds": 2}, "was removed: examples/sweep.py"),
     ({"apart": True, "seeds": 2}, "was removed: examples/sweep.py"),

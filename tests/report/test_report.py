@@ -582,7 +582,7 @@ def test_evaluations_of_checkpoints_and_quarantined_episodes_are_shown(run: Path
     "arguments text",
     (("{run}", "{run}"), "is given twice; name each run once"),
     (("{run}/logs",), "is not a run of ejax: it has no configs/resolved.json"),
-    (("{run}", "--to", "page.txt"), "give --to FILE.html"),
+    (("{run}", "--to", "page.txt"), "pass --to FILE.html"),
     (("{run}", "--to", "{run}/no/page.html"), "No such file or directory"),
     (("{run}", "--parity", "{run}"), "is not an export: it has no parity.json"),
 )

@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "slurm.sh"
 
 
 def tasks(script: Path, folder: Path, **options: str) -> list[dict[str, Any]]:
-    """Submit the script; give the words and the variables of each task, which ends without training."""
+    """Submit the script; return the words and the variables of each task, which ends without training."""
     (ejax := folder / "ejax").write_text(
         f"#!{sys.executable}\nimport json, os, pathlib, sys\n"
         f"pathlib.Path({str(folder)!r}, 'task_' + os.environ['SLURM_PROCID'] + '.json').write_text("

@@ -99,7 +99,7 @@ _WRITES = re.compile(
     r"|(np|numpy)\.save\w*|.*\bopen_memmap|.*\.tofile|(torch(\.jit|\.onnx|\.export)?|onnx|ET|cv2|plt|imageio)\.(save|dump|imwrite|imsave|savefig)"
     r"|(json|pickle|yaml)\.dump|.*\.(rename|touch|symlink_to|hardlink_to|mkdir|makedirs)|tempfile\.(mkstemp|NamedTemporaryFile)"
 )
-"""Calls that write a file, or give one its name, by what is called; ``open`` and ``os.open`` have more to it."""
+"""Calls that write a file, or name one, by what is called; ``open`` and ``os.open`` have more to it."""
 _WRITER = "the one writer itself"
 _OWN_FOLDER = "into a folder that this process has just made, where nobody else's files are"
 WRITES = {

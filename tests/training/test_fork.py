@@ -166,7 +166,7 @@ def test_a_state_with_other_arrays_is_refused(parent: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_fork_and_resume_are_two_things(parent: Path, tmp_path: Path) -> None:
-    refused(lambda: train(parse_config(tiny(tmp_path)), fork=parent, resume="latest"), match="give one of them")
+    refused(lambda: train(parse_config(tiny(tmp_path)), fork=parent, resume="latest"), match="pass only one of them")
     assert main(["--fork", str(parent), "--resume", "latest"]) == 2
 
 

@@ -144,10 +144,10 @@ def test_a_state_from_before_the_last_update_has_no_rows_to_save(tmp_path: Path)
 
 @cases(
     "overrides text",
-    (["trainer.distributed=true"], "with trainer.distributed; give 'device', or leave out trainer.distributed"),
+    (["trainer.distributed=true"], "with trainer.distributed; use 'device', or leave out trainer.distributed"),
     (['trainer.collector={mode: host, learner_devices: ["cpu:0", "cpu:1"]}'], "with trainer.collector.learner_dev"),
-    (["population={seeds: 2}"], "with population; give 'device', or leave out population"),
-    (["algorithm.cfg.replay.strata=2"], "with replay.strata 2; give 'device', or leave out"),
+    (["population={seeds: 2}"], "with population; use 'device', or leave out population"),
+    (["algorithm.cfg.replay.strata=2"], "with replay.strata 2; use 'device', or leave out"),
 )
 def test_a_program_that_is_shared_is_refused(overrides: list[str], text: str) -> None:
     with pytest.raises(ConfigError, match=rf"replay\.storage: got 'host', one ring for one device, {text}"):
@@ -172,7 +172,7 @@ def test_a_start_names_the_place_of_the_rows_and_refuses_more_than_it_has(
     with pytest.raises(ConfigError, match=r"capacity: got 80: .* 10000 are free in files in .*/replay; .* fits is 78"):
         build(parse_config(stored("shared")), run=tmp_path / "b")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"replay\.folder: got '.*file': .*; give a folder with room that can be wr"):
+    with pytest.raises(ConfigError, match=r"replay\.folder: got '.*file': .*; choose a writable folder with enough"):
         build(parse_config(stored("shared", tmp_path / "file")))
 
 

@@ -126,9 +126,9 @@ def test_host_environments_are_objects_too(tmp_path: Path) -> None:
     trainer = Trainer(envs(NUM_ENVS), policy, ALGORITHM, eval_env=envs(2), **options)
     trainer.train(run_dir=tmp_path / "objects")
     assert RunDirectory(tmp_path / "objects", "tiny").periodic()
-    with pytest.raises(ConfigError, match=r"enable_eval: got true, but an environment outside JAX .* give eval_env"):
+    with pytest.raises(ConfigError, match=r"enable_eval: got true, but an environment outside JAX .* pass eval_env"):
         Trainer(envs(NUM_ENVS), policy, ALGORITHM, **options).train(run_dir=tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"num_envs: got 8, but the environment that was given has 4; give 4"):
+    with pytest.raises(ConfigError, match=r"num_envs: got 8, but the environment that was given has 4; use 4"):
         Trainer(envs(NUM_ENVS), policy, ALGORITHM, eval_env=envs(2), **options | {"num_envs": 8}).train(
             run_dir=tmp_path / "other"
         )
@@ -188,7 +188,7 @@ def test_embodichains_arguments_make_the_same_run(tmp_path: Path) -> None:
     ({"num_steps": 8, "buffer_size": 8}, "num_steps: means the same as buffer_size, which is given too; keep one"),
     ({"event_cfg": {"a": {}}, "events": {}}, "event_cfg: means the same as events"),
     ({"batch_size": 8, "options": {"batch_size": 16}}, "batch_size: got 8, and the algorithm's options have 16"),
-    ({"checkpoint_dir": "here"}, r"checkpoint_dir: got here; a run keeps its own in RUN/checkpoints: give"),
+    ({"checkpoint_dir": "here"}, r"checkpoint_dir: got here; a run keeps its own in RUN/checkpoints: pass"),
     ({"event_cfg": {"push": {"func": lambda: 0}}}, "push.func: got .*register it by @register_functor"),
     ({"event_cfg": {"push": 3}}, r"trainer\.events\.train\.push: got 3"),
     ({"event_cfg": 3}, r"trainer\.events\.train: got 3"),

@@ -109,7 +109,7 @@ def _find_demonstrator(
     table = _TABLES["of_scenes" if env["id"] == MANAGER_ENV else "of_classes"]
     if data["id"] not in table:
         text = f"ejax has no expert for {data['id']!r} in this form; it has some for {', '.join(table)}"
-        remedy = f"give a function of yours: action_config: {{{KEYS[0]}: package.module:name}} (docs/data.md)"
+        remedy = f"name a function of yours: action_config: {{{KEYS[0]}: package.module:name}} (docs/data.md)"
         return None, {}, [Problem("gym_config.id", f"{text}; {remedy}")]
     make = import_entry(table, data["id"])
     problems = [

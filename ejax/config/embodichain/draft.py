@@ -50,7 +50,7 @@ class Draft(Section):
             if isinstance(node, list):
                 node = next((each for each in node if isinstance(each, dict) and section in each), None)
                 if node is None:
-                    raise TypeError(f"{'.'.join(sections[: depth - 1])} has no {section}; give the whole list")
+                    raise TypeError(f"{'.'.join(sections[: depth - 1])} has no {section}; set the whole list")
             if node.get(section) is None:
                 node[section] = {}
             node = node[section]

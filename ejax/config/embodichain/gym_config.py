@@ -218,7 +218,7 @@ def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
         cfg: dict[str, Any] = {"robot": robot, "max_episode_steps": root.integer("max_episode_steps", 1000, at_least=1)}
         cfg["sim_steps_per_control"] = env.integer("sim_steps_per_control", task.sim_steps_per_control, at_least=1)
         env.refuse("extensions", "the task's class reads none")
-        env.refuse("target_control_frequency", "give sim_steps_per_control instead")
+        env.refuse("target_control_frequency", "use sim_steps_per_control instead")
         env.expect("control_parts", ["locomotion"], "the policy acts on all joints: ['locomotion']")
         cfg["push"] = _read_push(env.open("events"))
         _read_actions(env.open("actions"))
@@ -231,14 +231,14 @@ def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
 def _read_robot(section: Section, robot: "LeggedRobot") -> None:
     """Judge keys that EmbodiChain's classes replace by the task's own numbers."""
     section.take("uid")
-    links = "env.cfg.model, which you give" if robot.source is None else robot.source.replace(":", "/")
+    links = "env.cfg.model, which you set" if robot.source is None else robot.source.replace(":", "/")
     section.ignore("fpath", f"no effect: links and collision shapes are {links}")
     text = f"episodes start at height {robot.height}, around [0, 0]"
     section.expect("init_pos", [0.0, 0.0, robot.height], text)
     with section.open("control_parts") as parts:
         parts.expect("locomotion", list(robot.joints), f"must be {', '.join(robot.joints)}, in this order")
     with section.open("root_props") as root_props:
-        root_props.expect("fixed_base", False, "the robot walks; give false")
+        root_props.expect("fixed_base", False, "the robot walks; set it to false")
         touches = bool(robot.self_contacts)
         root_props.expect("self_collision_enabled", touches, f"must be {str(touches).lower()} for {robot.name}")
         if touches:

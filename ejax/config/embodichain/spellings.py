@@ -236,7 +236,7 @@ def _judge_none(draft: Draft) -> None:
         value = draft.get(key)
         if isinstance(value, str) and value.lower() == "none":
             if draft.has("compat"):
-                text = f"got '{value}', which is ReLU in EmbodiChain, where null means no activation; give relu or null"
+                text = f"got '{value}', which is ReLU in EmbodiChain, where null means no activation; use relu or null"
                 draft.problem(key, text)
             else:
                 draft.note(key, f"'{value}' means no activation; it is ReLU in EmbodiChain, unlike null")
@@ -326,7 +326,7 @@ def _canonicalize_device(draft: Draft) -> None:
     if draft.has("trainer.cuda"):
         cuda = draft.pop("trainer.cuda")
         if not isinstance(cuda, bool) or draft.has("trainer.device"):
-            draft.problem("trainer.cuda", f"got {short_repr(cuda)}; give trainer.device instead, such as cpu or cuda:0")
+            draft.problem("trainer.cuda", f"got {short_repr(cuda)}; use trainer.device instead, such as cpu or cuda:0")
         else:
             draft.put("trainer.device", "cuda" if cuda else "cpu")
     device = draft.get("trainer.device")
