@@ -212,11 +212,11 @@ def action_spec(space: gymnasium.Space, *, squash: bool = False) -> ActionSpec:
             return ActionSpec("normal", (size,))
         low, high = np.broadcast_to(space.low, (size,)), np.broadcast_to(space.high, (size,))
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            text = "give bounds, or a policy that does not squash"
+            text = "set bounds, or use a policy that does not squash"
             raise ValueError(f"squashed actions need finite bounds, got {space.low} to {space.high}; {text}")
         return ActionSpec("tanh_normal", (size,), tuple(low.tolist()), tuple(high.tolist()))
     if squash and isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
-        raise ValueError(f"squashed actions are of a Box, got {space}; give false")
+        raise ValueError(f"squashed actions are of a Box, got {space}; set squash_actions to false")
     if isinstance(space, gymnasium.spaces.Discrete):
         return ActionSpec("categorical", (int(space.n),))
     if isinstance(space, gymnasium.spaces.MultiDiscrete):

@@ -193,7 +193,7 @@ def unroll(
 
     Args:
         carry: from ``reset`` or from the rollout before.
-        dropout: give the policy a ``dropout_seed`` for each row, and keep it in the rollout, so that the update drops
+        dropout: pass the policy a ``dropout_seed`` for each row, and keep it in the rollout, so that the update drops
             the same units: the probability ratio is 1 before the first gradient step.
         first_episodes: stop when every environment has ended an episode. The steps that are left are zeros, and False
             in ``valid``; a CPU does not simulate them. The others are the same bits as without it.

@@ -158,10 +158,10 @@ def bc_loss(params: Params, batch: Batch, *, policy: Policy, config: BCConfig) -
     distribution, predicted = _in_windows(policy, params, batch["obs"], seed, batch.get("valid"))
     continuous, is_flow = jnp.issubdtype(action.dtype, jnp.floating), distribution.is_flow
     if config.loss == "mse" and not continuous:
-        raise ValueError(f"loss 'mse' needs continuous actions, got {action.dtype}; give algorithm.cfg.loss: nll")
+        raise ValueError(f"loss 'mse' needs continuous actions, got {action.dtype}; set algorithm.cfg.loss to nll")
     if is_flow != (config.loss == "flow"):
         text = f"loss '{config.loss}' does not fit this policy's distribution"
-        raise ValueError(f"{text}; give algorithm.cfg.loss: {'flow' if is_flow else 'nll or mse'}")
+        raise ValueError(f"{text}; set algorithm.cfg.loss to {'flow' if is_flow else 'nll or mse'}")
     if continuous:
         each = action.shape[-1]
         size = _chunk_size(distribution.spec.taught_size if is_flow else distribution.mode().shape[-1], each)
@@ -304,7 +304,7 @@ def _problems(options: BCConfig, run: RunShape) -> Iterator[Problem]:
 
 def _env_problems(options: BCConfig, env: Env | HostEnv) -> Iterator[Problem]:
     if options.loss == "mse" and not isinstance(env.action_space, gymnasium.spaces.Box):
-        text = f"got 'mse', but the environment's actions are choices: {env.action_space}; give nll"
+        text = f"got 'mse', but the environment's actions are choices: {env.action_space}; use nll"
         yield Problem("algorithm.cfg.loss", text)
 
 

@@ -60,7 +60,7 @@ class DemonstrationConfig(StrictModel):
 def demonstration_problems(wanted: DemonstrationConfig, batch_size: int) -> Iterator[Problem]:
     """Find options that contradict each other, or the minibatches."""
     if (wanted.task is None) == (wanted.folder is None):
-        yield Problem(SECTION, "needs a task that demonstrates, or a folder of episodes; give one of them")
+        yield Problem(SECTION, "needs a task that demonstrates, or a folder of episodes; set one of the two")
     if wanted.task is None and wanted.task_cfg:
         yield Problem(f"{SECTION}.task_cfg", "holds arguments of a task, and there is none; leave it out")
     if not 0 < wanted.num_rows(batch_size) < batch_size:

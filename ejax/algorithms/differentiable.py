@@ -86,7 +86,7 @@ def step_maker(update: Callable[..., Any], *, starts_afresh: Callable[[Any], boo
     ) -> Step:
         del num_steps  # the options have the horizon
         if dropout:
-            text = "got a policy with dropout, which this algorithm does not support; leave it out, or give ppo or grpo"
+            text = "got a policy with dropout, which this algorithm does not support; leave it out, or use ppo or grpo"
             raise ConfigError([Problem("algorithm.name", text)])
 
         def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:

@@ -210,7 +210,7 @@ def _bind(options: DistillConfig, num_updates: int) -> DistillConfig:
 def _problems(options: DistillConfig, run: RunShape) -> Iterator[Problem]:
     yield from teacher_problems(options, "algorithm.cfg")
     if options.beta == 0.0 and options.beta_updates is not None:
-        text = f"got {options.beta_updates}, but beta is 0: the teacher never acts; leave it out, or give beta"
+        text = f"got {options.beta_updates}, but beta is 0: the teacher never acts; leave it out, or set beta"
         yield Problem("algorithm.cfg.beta_updates", text)
     yield from options.problems(run)
 
@@ -218,7 +218,7 @@ def _problems(options: DistillConfig, run: RunShape) -> Iterator[Problem]:
 def _env_problems(options: DistillConfig, env: Env | HostEnv) -> Iterator[Problem]:
     del options
     if isinstance(env, HostEnv):
-        text = "got distill with an environment outside JAX; it collects inside its program: give one in JAX"
+        text = "got distill with an environment outside JAX; it collects inside its program: use one in JAX"
         yield Problem("algorithm.name", text)
 
 

@@ -183,7 +183,7 @@ def mean_value(policy: FlashQ, output: Array) -> Array:
 def _step(
     state: TrainState, trained: PyTree, loss: Any, policy: FlashQ, optimizer: Any, config: FlashSACConfig, name: str
 ) -> tuple[TrainState, Metrics]:
-    """Step some networks, with their running statistics, and give their weights their length again."""
+    """Step some networks, with their running statistics, and restore the norm of their weights."""
     before = state.params["batch_stats"]
     state, metrics = step_networks(state, trained, loss, optimizer, config, name)
     moved, skips = metrics.pop("moved")["batch_stats"], metrics[f"skipped_{name}"] & config.skip_nonfinite_updates
@@ -222,7 +222,7 @@ def _add_demonstrations(options: FlashSACConfig, own: OffPolicyState, rollout: R
 def _policy_problems(options: FlashSACConfig, policy: Policy) -> Iterator[Problem]:
     del options
     if not isinstance(policy, FlashQ):
-        text = f"got {type(policy).__name__}, without batch statistics over atoms; give policy.name: flash_q"
+        text = f"got {type(policy).__name__}, without batch statistics over atoms; set policy.name to flash_q"
         yield Problem("policy.name", text)
 
 

@@ -176,7 +176,7 @@ def _resets(options: GRPOConfig) -> ResetPolicy:
 def _problems(options: GRPOConfig, run: RunShape) -> Iterator[Problem]:
     if rest := run.num_envs % options.group_size:
         text = f"got {run.num_envs}, not divisible by algorithm.cfg.group_size {options.group_size}"
-        yield Problem("trainer.num_envs", f"{text}; give {max(options.group_size, run.num_envs - rest)}")
+        yield Problem("trainer.num_envs", f"{text}; use {max(options.group_size, run.num_envs - rest)}")
     yield from teacher_problems(options.distillation, "algorithm.cfg.distillation")
     yield from options.problems(run)
 

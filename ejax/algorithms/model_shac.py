@@ -233,7 +233,7 @@ def _make_step(
     policy: Policy, env: Env, optimizer: optax.GradientTransformation, config: Any, *, num_steps: int, dropout: bool
 ) -> Step:
     if dropout:
-        text = "got a policy with dropout, which this algorithm does not support; leave it out, or give ppo or grpo"
+        text = "got a policy with dropout, which this algorithm does not support; leave it out, or use ppo or grpo"
         raise ConfigError([Problem("algorithm.name", text)])
     update = partial(inspect.unwrap(model_shac_update), env=env)  # a member's options may be arrays
     return make_rollout_step(
@@ -256,16 +256,16 @@ def _problems(options: ModelSHACConfig, run: RunShape) -> Iterator[Problem]:
     yield from shac_problems(options, predicted)
     yield from capacity_problems(options, run)
     if run.distributed:
-        text = "got true, but model_shac is for one device; leave it out, or give sac, which several devices share"
+        text = "got true, but model_shac is for one device; leave it out, or use sac, which several devices share"
         yield Problem("trainer.distributed", text)
     if options.replay.storage != "device":
-        text = f"got '{options.replay.storage}'; model_shac draws its rows in the program: give 'device'"
+        text = f"got '{options.replay.storage}'; model_shac draws its rows in the program: use 'device'"
         yield Problem("algorithm.cfg.replay.storage", text)
     if options.replay.strata not in (None, 1):
         text = f"got {options.replay.strata}, which is for several devices: leave it out"
         yield Problem("algorithm.cfg.replay.strata", text)
     if options.replay.n_step != 1:
-        text = f"got {options.replay.n_step}; a model is of single steps: leave it out, or give 1"
+        text = f"got {options.replay.n_step}; a model is of single steps: leave it out, or set it to 1"
         yield Problem("algorithm.cfg.replay.n_step", text)
 
 
@@ -273,7 +273,7 @@ def _env_problems(options: Any, env: Env | HostEnv) -> Iterator[Problem]:
     del options
     space = env.observation_space
     if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or np.dtype(space.dtype).kind != "f":
-        text = f"got model_shac, whose model predicts one vector of numbers, but observations are {space}; give an"
+        text = f"got model_shac, whose model predicts one vector of numbers, but observations are {space}; use an"
         yield Problem("algorithm.name", f"{text} environment with state observations, or ppo or sac")
 
 
@@ -281,7 +281,7 @@ def _policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:
     yield from refuse_memory(options, policy)
     spec = getattr(policy, "action_spec", None)
     if not isinstance(spec, ActionSpec) or spec.kind != "tanh_normal":
-        text = "got unbounded actions, and a model knows only those near the ones that it saw; give true"
+        text = "got unbounded actions, and a model knows only those near the ones that it saw; set it to true"
         yield Problem("policy.squash_actions", text)
 
 

@@ -192,7 +192,7 @@ def _rescale_for_devices(options: Any, was: int, now: int) -> Any:
     """Keep the strata of ``was`` devices on ``now``. ConfigError: these cannot share them."""
     strata = options.replay.strata or was
     if strata % now:
-        text = f"got {strata}, which {now} devices cannot share; give a multiple of their number"
+        text = f"got {strata}, which {now} devices cannot share; use a multiple of their number"
         raise ConfigError([Problem("algorithm.cfg.replay.strata", text)])
     return with_value(options, "replay.strata", strata)
 
@@ -202,7 +202,7 @@ def _storage_problems(replay: ReplayConfig, shared_by: str | None = None) -> Ite
     shared_by = shared_by or (f"replay.strata {replay.strata}" if (replay.strata or 1) > 1 else None)
     if replay.storage != "device" and shared_by is not None:
         text = f"got '{replay.storage}', one ring for one device, with {shared_by}"
-        yield Problem("algorithm.cfg.replay.storage", f"{text}; give 'device', or leave out {shared_by}")
+        yield Problem("algorithm.cfg.replay.storage", f"{text}; use 'device', or leave out {shared_by}")
 
 
 def shape_problems(options: OffPolicyOptions, run: RunShape) -> Iterator[Problem]:
@@ -211,7 +211,7 @@ def shape_problems(options: OffPolicyOptions, run: RunShape) -> Iterator[Problem
     yield from capacity_problems(options, run)
     if options.gradient_steps % options.policy_delay:
         text = f"got {options.policy_delay}, which does not divide gradient_steps {options.gradient_steps}"
-        yield Problem("algorithm.cfg.policy_delay", f"{text}; give a divisor")
+        yield Problem("algorithm.cfg.policy_delay", f"{text}; use a divisor")
     if options.demonstrations is not None:
         yield from demonstration_problems(options.demonstrations, options.batch_size)
 
@@ -223,17 +223,17 @@ def capacity_problems(options: Any, run: RunShape) -> Iterator[Problem]:
         text = f"got {capacity}, but {run.rows_text}: raise algorithm.cfg.replay.capacity"
         yield Problem("algorithm.cfg.replay.capacity", text)
     if options.learning_starts > capacity:
-        text = f"got {options.learning_starts}, which a buffer of {capacity} never holds; give at most that"
+        text = f"got {options.learning_starts}, which a buffer of {capacity} never holds; use at most that"
         yield Problem("algorithm.cfg.learning_starts", text)
 
 
 def policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:
     """Refuse policies without critics of actions, those with batch statistics, and those with memory."""
     if not isinstance(policy, ActionValuePolicy):
-        text = f"got {type(policy).__name__}, whose critic values no actions; give policy.name: actor_q"
+        text = f"got {type(policy).__name__}, whose critic values no actions; set policy.name to actor_q"
         yield Problem("policy.name", text)
     elif isinstance(policy, BatchStatisticsPolicy):
-        text = "got flash_q, whose statistics only flash_sac updates; give actor_q, or algorithm.name: flash_sac"
+        text = "got flash_q, whose statistics only flash_sac updates; use actor_q, or algorithm.name: flash_sac"
         yield Problem("policy.name", text)
     yield from refuse_memory(options, policy)
 

@@ -50,7 +50,7 @@ class GradientOptions(StrictModel):
         if not isinstance(given, dict):
             return given
         if "device" in given:  # EmbodiChain's files have it, where a notice is enough; an argument would be a wish
-            raise ValueError("device belongs to the run; leave it out, and give Trainer(..., device=...)")
+            raise ValueError("device belongs to the run; pass Trainer(..., device=...) instead")
         without_effect = WITHOUT_EFFECT | dict.fromkeys(cls.ignored, f"no effect on {cls.__name__}; leave it out")
         for name in [name for name in given if name in without_effect]:
             warnings.warn(f"{name}: {without_effect[name]}", stacklevel=3)
@@ -137,21 +137,21 @@ def shared_minibatches(options: Any, was: int, now: int) -> dict[str, int]:
     """Compute ``batch_size`` and ``minibatch_strata`` that give ``now`` devices the minibatches of ``was``."""
     rows = was * options.batch_size
     if rows % now:
-        text = f"minibatches have {was} x {options.batch_size} rows, which {now} devices cannot share; give a divisor"
+        text = f"minibatches have {was} x {options.batch_size} rows, which {now} devices cannot share; use a divisor"
         raise ConfigError([Problem("algorithm.cfg.batch_size", text)])
     return {"batch_size": rows // now, "minibatch_strata": options.minibatch_strata or was}
 
 
 def indivisible(option: str, divisor: int | None, count: int | None, name: str) -> Iterator[Problem]:
     if divisor is not None and count is not None and count % divisor:
-        text = f"got {divisor}, which does not divide {name} {count}; give a divisor of both"
+        text = f"got {divisor}, which does not divide {name} {count}; use a divisor of both"
         yield Problem(f"algorithm.cfg.{option}", text)
 
 
 def _memory_problems(options: Any, policy: Policy) -> Iterator[Problem]:
     """Report a ``sequence_length`` for a policy without memory."""
     if options.sequence_length is not None and not isinstance(policy, PolicyWithMemory):
-        text = f"got {options.sequence_length}, but the policy has no memory; leave it out, or give policy.actor.memory"
+        text = f"got {options.sequence_length}, but the policy has no memory; leave it out, or add policy.actor.memory"
         yield Problem("algorithm.cfg.sequence_length", text)
 
 

@@ -40,7 +40,7 @@ class RunShape:
 
     def too_many(self, option: str, count: int) -> Problem:
         """Report that the ``count`` of an option is more than there are rows."""
-        text = f"got {count}, but {self.rows_text}; give at most {self.rows}: algorithm.cfg.{option}={self.rows}"
+        text = f"got {count}, but {self.rows_text}; use at most {self.rows}: algorithm.cfg.{option}={self.rows}"
         return Problem(f"algorithm.cfg.{option}", text)
 
 
@@ -74,7 +74,7 @@ def refuse_memory(options: Any, policy: Policy) -> Iterator[Problem]:
     """Refuse a policy with memory, for an algorithm that looks at single steps."""
     del options
     if isinstance(policy, PolicyWithMemory):
-        text = "got an algorithm that learns from single steps, but the policy has a memory; give ppo, grpo or bc, or"
+        text = "got an algorithm that learns from single steps, but the policy has a memory; use ppo, grpo or bc, or"
         yield Problem("algorithm.name", f"{text} leave out policy.actor.memory")
 
 
@@ -136,7 +136,7 @@ class Algorithm:
         if isinstance(space, Algorithm.actions) and not isinstance(space, self.actions):
             kinds = " or ".join(kind.__name__ for kind in self.actions)
             name = self.Config.__name__.removesuffix("Config")
-            text = f"got {name}, which learns actions of a {kinds}, but these are {space}; give ppo or grpo"
+            text = f"got {name}, which learns actions of a {kinds}, but these are {space}; use ppo or grpo"
             yield Problem("algorithm.name", text)
 
     @property

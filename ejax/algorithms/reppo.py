@@ -207,7 +207,7 @@ def _policy_problems(options: REPPOConfig, policy: Policy) -> Iterator[Problem]:
             ("initial_kl_coef", "reppo learns the weight of the divergence, from a first one on", 0.01),
         ):
             if getattr(policy, name) is None:
-                yield Problem(f"policy.cfg.{name}", f"is missing: {use}; give it, such as {example}")
+                yield Problem(f"policy.cfg.{name}", f"is missing: {use}; set it to a number such as {example}")
 
 
 ALGORITHM = Algorithm(

@@ -258,7 +258,7 @@ def _check_networks(state: TrainState) -> None:
 
 def shac_problems(options: SHACConfig, run: RunShape) -> Iterator[Problem]:
     if run.policy == "actor_only":
-        yield Problem("policy.name", "got 'actor_only', which has no critic; shac needs one: give actor_critic")
+        yield Problem("policy.name", "got 'actor_only', which has no critic; shac needs one: use actor_critic")
     if options.num_mini_batches > run.rows:
         yield run.too_many("num_mini_batches", options.num_mini_batches)
 

@@ -147,12 +147,12 @@ def loss_problems(
     own = distribution_form(policy, params, obs)
     theirs = distribution_form(teacher.policy, teacher.params, obs, teacher.obs)
     if own.is_flow:
-        text = "got a policy with a flow head, which no loss of distill supports; give another head"
+        text = "got a policy with a flow head, which no loss of distill supports; use another head"
         yield Problem("policy.vla_config", text)
     elif options.loss == "kl" and type(own) is not type(theirs):
         kinds = f"the student's is {type(own).__name__}, the teacher's {type(theirs).__name__}"
-        text = f"got 'kl', but the distributions are of two kinds: {kinds}; give nll, or another policy.squash_actions"
+        text = f"got 'kl', but the distributions are of two kinds: {kinds}; use nll, or another policy.squash_actions"
         yield Problem(f"{key}.loss", text)
     elif options.loss == "mse" and not jnp.issubdtype(own.mode().dtype, jnp.floating):
-        text = f"got 'mse', but the environment's actions are choices: {env.action_space}; give kl or nll"
+        text = f"got 'mse', but the environment's actions are choices: {env.action_space}; use kl or nll"
         yield Problem(f"{key}.loss", text)

@@ -33,7 +33,7 @@ class Responsibility(StrictModel):
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Self:
         if (self.envs is None) == (not self.entries):
-            raise ValueError("give envs, or entries of the observation with at_least, below or both")
+            raise ValueError("set either envs or entries of the observation with at_least, below or both")
         if self.envs is not None and not 0.0 <= self.envs[0] < self.envs[1] <= 1.0:
             raise ValueError(f"envs: got {list(self.envs)}; they are shares, such as [0, 0.5] and [0.5, 1]")
         limits = [self.at_least, self.below]
@@ -86,14 +86,14 @@ def teacher_problems(options: TeachersConfig | None, key: str) -> Iterator[Probl
         yield Problem(f"{key}.when", "is for an entry of teachers; leave it out")
     if (options.teacher is None) == (not options.teachers):
         text = "is missing: there is nobody to learn from" if options.teacher is None else "got one besides teachers"
-        yield Problem(f"{key}.teacher", f"{text}; give {key}.teacher=RUN, or several as {key}.teachers")
+        yield Problem(f"{key}.teacher", f"{text}; set {key}.teacher=RUN, or several as {key}.teachers")
     for i, each in enumerate(options.teachers):
         last = i == len(options.teachers) - 1
         if each.teacher is None:
-            yield Problem(f"{key}.teachers.{i}.teacher", "is missing; give a run's folder, a checkpoint or an export")
+            yield Problem(f"{key}.teachers.{i}.teacher", "is missing; name a run's folder, a checkpoint or an export")
         if last != (each.when is None):
             text = "got a condition, but the last teacher has all rows that are left; leave it out"
-            other = "is missing, so no later teacher would be asked; give envs, or entries with a limit"
+            other = "is missing, so no later teacher would be asked; set envs, or entries with a limit"
             yield Problem(f"{key}.teachers.{i}.when", text if last else other)
 
 

@@ -44,7 +44,7 @@ class Schedule:
             oldest = max(0, index - self.max_staleness)
             if not oldest <= version <= index:
                 text = f"rollout {index} can have {oldest} to {index} with max_staleness {self.max_staleness}"
-                raise ValueError(f"recorded[{index}] is version {version}: {text}; give that of the recorded run")
+                raise ValueError(f"recorded[{index}] is version {version}: {text}; use that of the recorded run")
 
     def version(self, index: int, *, first: int, newest: int) -> int | None:
         """Return the version for rollout ``index``; None: wait for a newer one. ``first``: the oldest published."""

@@ -87,7 +87,7 @@ class RolloutBuffer:
         if self.is_full():
             raise ValueError(f"the buffer has all of its {self.num_steps} steps; use them, then call clear()")
         if (truncated is None) != (final_value is None):
-            raise ValueError("truncated and final_value belong together: what was cut off still has a value; give both")
+            raise ValueError("truncated and final_value belong together: what was cut off still has a value; pass both")
         cut = np.zeros(self.num_envs, bool) if truncated is None else truncated
         final_value = value if final_value is None else final_value
         given = {"action": action, "reward": reward, "value": value, "log_prob": logprob, "final_value": final_value}
@@ -208,7 +208,7 @@ class RolloutQueue(Generic[Item]):
         try:
             self._waiting.put(rollout, timeout=timeout_s)
         except queue.Full:
-            raise queue.Full(f"{self.capacity} of {self.capacity} rollouts wait; get one, or give timeout_s") from None
+            raise queue.Full(f"{self.capacity} of {self.capacity} rollouts wait; get one, or pass timeout_s") from None
         with self._waiting.mutex:
             self._added += 1
 
@@ -220,7 +220,7 @@ class RolloutQueue(Generic[Item]):
         try:
             taken = self._waiting.get(timeout=timeout_s)
         except queue.Empty:
-            raise queue.Empty("no rollout waits; add one, or give timeout_s") from None
+            raise queue.Empty("no rollout waits; add one, or pass timeout_s") from None
         return _flatten({name: x for name, x in vars(taken).items() if jax.tree.leaves(x)}) if flatten else taken
 
     def clear(self) -> None:

@@ -47,7 +47,7 @@ def collect_rollout(
         raise ValueError(f"num_steps must be at least 1, got {num_steps}")
     if not isinstance(carry, EnvCarry):
         if not isinstance(env, HostEnv):
-            text = "give ejax.reset(env, key, num_envs), or the carry of the call before"
+            text = "pass ejax.reset(env, key, num_envs), or the carry of the call before"
             raise ValueError(f"an environment in JAX starts from an EnvCarry, got a {type(carry).__name__}; {text}")
         carry = EnvCarry(state=(), obs=carry)
     if not jax.tree.leaves(carry.memory):

@@ -94,7 +94,7 @@ class BaseAlgorithm:
         """
         record, begins = self._record(), self.state is None
         if policy != self.policy:
-            raise ValueError(f"got another policy, {type(policy).__name__}; give the one that the algorithm trains")
+            raise ValueError(f"got another policy, {type(policy).__name__}; pass the one that the algorithm trains")
         if begins:
             of_env = list(record.action_problems(env.action_space)) or list(acting_problems(policy, env.action_space))
             of_env += record.env_problems(self.cfg, env)
@@ -129,7 +129,7 @@ class BaseAlgorithm:
     def _record(self) -> Algorithm:
         record, name = self.record, type(self).__name__
         if record is None:
-            raise NotImplementedError(f"{name} has no record; override this method, or give {name}.record")
+            raise NotImplementedError(f"{name} has no record; override this method, or set {name}.record")
         if record.update is None or record.make_own is not None or record.learns_from == "demonstrations":
             text = "does not learn from rollouts; Trainer(env, policy, algorithm).train() trains with it"
             raise NotImplementedError(f"the algorithm of {record.Config.__name__} {text}")

@@ -44,7 +44,7 @@ def check_rollout(rollout: Rollout) -> None:
         ValueError: an array of another shape, or flags that are not bool.
     """
     if not isinstance(rollout, Rollout):
-        text = "flattened rows have lost their order in time: give the rollout as it was collected"
+        text = "flattened rows have lost their order in time: pass the rollout as it was collected"
         needed = "an update needs an ejax.Rollout with leaves [T, N, ...]"
         raise TypeError(f"{needed}, got a {type(rollout).__name__}; {text}")
     scalars = ("reward", "value", "next_value", "log_prob", "terminated", "truncated")

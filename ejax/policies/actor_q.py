@@ -120,7 +120,7 @@ def loaded_actor_note(*, squashed: bool) -> str:
 
 def _problems(section: Any) -> Iterator[Problem]:
     if not section.squash_actions:
-        text = "got false; actor_q acts between the bounds of the action space: give true"
+        text = "got false; actor_q acts between the bounds of the action space: set it to true"
         yield Problem("policy.squash_actions", text)
     for name in ("actor", "critic"):
         network = getattr(section, name) and getattr(section, name).network_cfg

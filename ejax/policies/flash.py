@@ -272,12 +272,12 @@ class _BatchNorm(nn.Module):
 
 def _problems(section: Any) -> Iterator[Problem]:
     if not section.squash_actions:
-        text = "got false; flash_q acts between the bounds of the action space: give true"
+        text = "got false; flash_q acts between the bounds of the action space: set it to true"
         yield Problem("policy.squash_actions", text)
     for name in ("num_bins", "longest_hold", "num_blocks"):
         least = 2 if name == "num_bins" else 1
         if (given := section.cfg.get(name)) is not None and given < least:
-            yield Problem(f"policy.cfg.{name}", f"got {given}; give at least {least}")
+            yield Problem(f"policy.cfg.{name}", f"got {given}; use at least {least}")
 
 
 _FIXED = "has no effect on {name}, whose networks are sized in policy.cfg; leave it out"

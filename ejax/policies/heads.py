@@ -45,7 +45,7 @@ def apply_network(
         return MLP(network, size, name=name)(x, dropout_seed=dropout_seed)
     if not isinstance(network, nn.Module):
         text = f"{name} must be a NetworkConfig or a Flax Linen module, got a {type(network).__name__}"
-        raise TypeError(f"{text}; of NNX, give flax.nnx.bridge.to_linen(Module, *arguments)")
+        raise TypeError(f"{text}; for NNX, pass flax.nnx.bridge.to_linen(Module, *arguments)")
     given, taken = {"dropout_seed": dropout_seed, "observe": observe}, _parameters(network)
     output = network(x, **{keyword: value for keyword, value in given.items() if keyword in taken})
     kept = sorted({"normalizer", "batch_stats"} & network.variables.keys())

@@ -61,7 +61,7 @@ class NetworkConfig(StrictModel):
         gains = self.orthogonal_init
         if isinstance(gains, tuple) and len(gains) != len(self.hidden_sizes) + 1:
             text = f"orthogonal_init needs one gain for each of the {len(self.hidden_sizes) + 1} Linear layers"
-            raise ValueError(f"{text}, got {len(gains)}; give as many, or one number for all")
+            raise ValueError(f"{text}, got {len(gains)}; use as many, or one number for all")
         return self
 
 

@@ -65,7 +65,7 @@ class NnxPolicy:
         module = self.make(nnx.Rngs(key))
         layers = (x for _, x in nnx.iter_graph(module) if isinstance(x, nnx.Dropout) and x.deterministic is not True)
         if not self.drops and any(layer.rate > 0.0 for layer in layers):
-            raise PolicyStateError("nnx.Dropout without rngs would drop nothing; give it rngs, or deterministic=True")
+            raise PolicyStateError("nnx.Dropout without rngs would drop nothing; pass it rngs, or deterministic=True")
         return _split(module)[2]
 
     def apply(
@@ -201,4 +201,4 @@ def _lost(path: tuple[Any, ...], variable: Any) -> str:
         text = f"the module draws from {name} though it is deterministic, and would draw the same at every step; let"
         return f"{text} its layers follow their attribute deterministic, or take dropout_seed"
     text = f"the module changes {name} while it acts, and that would be lost; change an nnx.BatchStat where"
-    return f"{text} use_running_average is False, a Normalizer where observe is given, or give the module a memory"
+    return f"{text} use_running_average is False, a Normalizer where observe is given, or add a memory to the module"

@@ -101,7 +101,7 @@ def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array 
         params = {**params, "normalizer": observed["normalizer"]}
     if "batch_stats" in mutable:
         if isinstance(policy, PolicyWithMemory):
-            raise PolicyStateError("BatchNorm averages single observations, and a memory is not one; give LayerNorm")
+            raise PolicyStateError("BatchNorm averages single observations, and a memory is not one; use LayerNorm")
         params = {**params, "batch_stats": _moved(policy, params, obs, valid, mutable)}
     return params
 

@@ -94,14 +94,14 @@ def _memories(section: Any, kind: PolicyKind) -> Iterator[Problem]:
             text = f"{section.name} has no memory; actor_critic and actor_only do; leave it out"
             yield Problem("policy.actor.memory", text)
     elif actor and not actor.remembers:
-        text = f"got '{actor.type}', which is for a critic; give gru, lstm or history"
+        text = f"got '{actor.type}', which is for a critic; use gru, lstm or history"
         yield Problem("policy.actor.memory.type", text)
     elif critic and not actor:
-        text = "is given, but the actor has none; give policy.actor.memory too, such as {type: gru}"
+        text = "is given, but the actor has none; set policy.actor.memory too, such as {type: gru}"
         yield Problem("policy.critic.memory", text)
     elif critic and critic.type == "actor":
         text = "but the critic reads what the actor's memory gives (policy.critic.memory.type: actor)"
         if section.obs_groups.critic not in ((), section.obs_groups.actor):
             yield Problem("policy.obs_groups.critic", f"is given, {text}; leave it out")
         if section.critic_obs_normalization:
-            yield Problem("policy.critic_obs_normalization", f"got true, {text}; give false")
+            yield Problem("policy.critic_obs_normalization", f"got true, {text}; set it to false")

@@ -241,7 +241,7 @@ def test_a_run_that_goes_on_without_the_folder_has_the_bits_of_one_that_was_neve
     ("changes", "key", "text"),
     [
         ({"task": None}, "", "needs a task that demonstrates, or a folder of episodes"),
-        ({"folder": "there"}, "", "give one of them"),
+        ({"folder": "there"}, "", "set one of the two"),
         ({"share": 0.01}, ".share", "0 rows of algorithm.cfg.batch_size 8; both parts need at least one"),
         ({"task": None, "folder": "nowhere"}, ".folder", "nowhere"),
         ({"task_cfg": {"fails": True}}, ".task", "in 100 attempts in a row"),
@@ -265,7 +265,7 @@ def test_a_folder_with_too_few_transitions_or_no_rewards_is_refused_by_name(tmp_
     record(tmp_path / "few")
     record(tmp_path / "bare", without="rewards")
     given = {"task": None, "num_transitions": 28}
-    with pytest.raises(ConfigError, match=r"got 28, but the 4 episodes in .*few have 27; give at most that"):
+    with pytest.raises(ConfigError, match=r"got 28, but the 4 episodes in .*few have 27; use at most that"):
         first_state(**given, folder=str(tmp_path / "few"))
     with pytest.raises(ConfigError, match=r"no field 'rewards'; there is obs, actions; a task's environment gives"):
         first_state(**given, folder=str(tmp_path / "bare"))

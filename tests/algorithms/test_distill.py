@@ -284,7 +284,7 @@ def refusal(raw: dict[str, Any]) -> str:
     ({"teacher_obs": "policy"}, r"this run needs float32\[4, 8\]"),
     ({"teacher_policy": {"name": "actor_only"}}, "is for EmbodiChain's .pt"),
     ({"beta": 0.0}, "beta is 0"),
-    ({"batch_size": STEPS + 1}, f"give at most {STEPS}"),
+    ({"batch_size": STEPS + 1}, f"use at most {STEPS}"),
     ({"sequence_length": 4}, "the policy has no memory"),
 )
 def test_what_does_not_fit_is_refused_before_anything_is_compiled(teacher: Path, options: dict, text: str) -> None:

@@ -299,8 +299,8 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_never_stopped(tmp_path:
 @cases(
     "changes key text",
     (["policy.squash_actions=false"], "policy.squash_actions", "acts between the bounds"),
-    (["policy.cfg.num_bins=1"], "policy.cfg.num_bins", "give at least 2"),
-    (["policy.cfg.longest_hold=0"], "policy.cfg.longest_hold", "give at least 1"),
+    (["policy.cfg.num_bins=1"], "policy.cfg.num_bins", "use at least 2"),
+    (["policy.cfg.longest_hold=0"], "policy.cfg.longest_hold", "use at least 1"),
     (["policy.actor_obs_normalization=true"], "policy.actor_obs_normalization", "normalizes its input by the batch"),
     (["policy.initial_log_std=-1.0"], "policy.initial_log_std", "in the middle of log_std_range"),
 )
@@ -311,7 +311,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: list[str]
 def test_other_policies_are_refused(tmp_path: Path) -> None:
     network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8]}}
     policy = {"name": "actor_q", "squash_actions": True, "actor": network, "critic": network}
-    refused(lambda: build(parse_config(raw_run(tmp_path) | {"policy": policy})), match=r"give policy\.name: flash_q")
+    refused(lambda: build(parse_config(raw_run(tmp_path) | {"policy": policy})), match=r"set policy\.name to flash_q")
 
 
 def test_the_shipped_config_has_one_gradient_step_for_each_environment_step() -> None:

@@ -54,7 +54,7 @@ def test_num_envs_must_be_divisible_by_group_size() -> None:
     with pytest.raises(ValueError, match=r"num_envs \(6\) must be divisible by group_size \(4\)"):
         group_advantages(jnp.zeros((2, 6)), jnp.ones((2, 6)), group_size=4, eps=1e-8)
     with pytest.raises(
-        ConfigError, match=r"trainer\.num_envs: got 8, not divisible by algorithm.cfg.group_size 3; give 6"
+        ConfigError, match=r"trainer\.num_envs: got 8, not divisible by algorithm.cfg.group_size 3; use 6"
     ):
         parse_config(RAW, ["algorithm.cfg.group_size=3"])
 

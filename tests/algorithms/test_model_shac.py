@@ -238,9 +238,9 @@ RAW: dict[str, Any] = {
 
 @cases(
     "overrides message",
-    (["policy.squash_actions=false"], r"policy\.squash_actions.*unbounded actions.*give true"),
+    (["policy.squash_actions=false"], r"policy\.squash_actions.*unbounded actions.*set it to true"),
     (["algorithm.cfg.replay.n_step=3"], r"replay\.n_step.*got 3; a model is of single steps"),
-    (["algorithm.cfg.replay.storage=host"], r"replay\.storage.*got 'host'.*give 'device'"),
+    (["algorithm.cfg.replay.storage=host"], r"replay\.storage.*got 'host'.*use 'device'"),
     (["algorithm.cfg.replay.capacity=8"], r"replay\.capacity.*got 8, but a rollout has 16 rows"),
     (["algorithm.cfg.num_mini_batches=49"], r"num_mini_batches.*got 49, but a rollout has 48 rows"),
     (["policy.actor.memory={type: gru}"], r"algorithm\.name.*the policy has a memory"),

@@ -46,7 +46,7 @@ def test_a_learning_rate_beside_an_optimizers_other_fields_leaves_them() -> None
 
 @cases(
     "cfg text",
-    ({"device": "cuda"}, r"device belongs to the run; leave it out, and give Trainer\(\.\.\., device=\.\.\.\)"),
+    ({"device": "cuda"}, r"device belongs to the run; pass Trainer\(\.\.\., device=\.\.\.\) instead"),
     ({"learning_rate": 1e-3, "optimizer": {"learning_rate": 1e-2}}, "learning_rate means the same as optimizer"),
     ({"learning_rate": "fast"}, r"optimizer\.learning_rate\n.*valid number"),
     ({"learning_rate": 1e-3, "optimizer": "adam"}, r"optimizer\n.*valid dictionary"),

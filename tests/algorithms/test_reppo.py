@@ -329,7 +329,7 @@ def test_four_devices_compute_what_one_does(tmp_path: Path) -> None:
 
 @cases(
     "changes key text",
-    (["policy.name=actor_critic", "policy.cfg={}"], "policy.name", "values no actions; give policy.name: actor_q"),
+    (["policy.name=actor_critic", "policy.cfg={}"], "policy.name", "values no actions; set policy.name to actor_q"),
     (["policy.cfg={initial_kl_coef: 0.01}"], "policy.cfg.num_bins", "is missing: reppo's critic gives"),
     (["policy.cfg={num_bins: 51}"], "policy.cfg.initial_kl_coef", "is missing: reppo learns the weight"),
     (["policy={name: flash_q, squash_actions: true}"], "policy.name", "whose statistics only flash_sac updates"),

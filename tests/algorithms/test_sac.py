@@ -160,7 +160,7 @@ def raw_run(tmp_path: Path, **trainer: Any) -> dict[str, Any]:
 @cases(
     "changes key text",
     (["policy.squash_actions=false"], "policy.squash_actions", "acts between the bounds"),
-    (["policy.name=actor_critic"], "policy.name", "values no actions; give policy.name: actor_q"),
+    (["policy.name=actor_critic"], "policy.name", "values no actions; set policy.name to actor_q"),
     (["policy={name: flash_q, squash_actions: true}"], "policy.name", "whose statistics only flash_sac updates"),
     (["policy.cfg={num_bins: 51}"], "policy.cfg.num_bins", "give one value, not a distribution"),
     (["algorithm.cfg.replay.capacity=20"], "algorithm.cfg.replay.capacity", "a rollout has 32 rows"),

@@ -235,7 +235,7 @@ def test_a_run_comes_near_its_teachers_and_goes_on_with_the_same_bits(
     ({"teachers": [{"when": {"envs": [0.0, 0.5]}}]}, r"teachers.0.teacher: is missing[^$]*teachers.0.when: got a"),
     ({"teachers": [{"teacher": "a", "when": {"envs": [0.5, 1.5]}}]}, "they are shares"),
     ({"teachers": [{"teacher": "a", "when": {"entries": [1]}}]}, "entries ≥ 0 need a limit"),
-    ({"teachers": [{"teacher": "a", "when": {}}]}, "give envs, or entries"),
+    ({"teachers": [{"teacher": "a", "when": {}}]}, "set either envs or entries"),
     ({"0.when": {"obs": "critics", "entries": [0], "below": 0.0}}, r"teachers.0.when.obs: .*Did you mean 'critic'"),
     ({"0.when": {"obs": "policy", "entries": [4], "below": 0.0}}, "policy has the numbers 0 to 3"),
     ({"0.teacher_obs": "policy"}, r"teachers.0.teacher: .*this run needs float32\[4, 8\]"),

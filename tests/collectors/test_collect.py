@@ -87,7 +87,7 @@ def test_an_error_of_the_callback_is_the_callers() -> None:
 def test_wrong_starts_and_no_steps_are_refused() -> None:
     env, start = begun(outside=False)
     refused(ejax.collect_rollout, env, POLICY, PARAMS, start, KEY, 0, match="num_steps must be at least 1, got 0")
-    with pytest.raises(ValueError, match=r"starts from an EnvCarry, got a ndarray; give ejax\.reset"):
+    with pytest.raises(ValueError, match=r"starts from an EnvCarry, got a ndarray; pass ejax\.reset"):
         ejax.collect_rollout(env, POLICY, PARAMS, np.zeros((N, 2)), KEY, T)
 
 

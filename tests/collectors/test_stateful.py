@@ -153,7 +153,7 @@ def test_methods_alone_serve_loops_of_ones_own() -> None:
     assert algorithm.update() == {"loss": 0.0}
     with pytest.raises(NotImplementedError, match="Mine has no record; override this method, or"):
         algorithm.collect_rollout(obs=None, **LOOP)
-    with pytest.raises(ConfigError, match="algorithm: Mine has only methods, which no compiled program calls; give it"):
+    with pytest.raises(ConfigError, match="algorithm: Mine has only methods, which no compiled program calls; set its"):
         Trainer(ENV, POLICY, algorithm)
 
 

@@ -106,7 +106,7 @@ def test_an_mlp_as_a_module_computes_what_its_config_does() -> None:
     "actor error message",
     (sequential(3), ValueError, r"actor, a Sequential, gives \[5, 3\] for features \[5, 14\], must give \[5, 2\]"),
     ({"hidden_sizes": [8]}, TypeError, "actor must be a NetworkConfig or a Flax Linen module, got a FrozenDict"),
-    (NnxNetwork(2, nnx.Rngs(0)), TypeError, r"got a NnxNetwork; of NNX, give flax.nnx.bridge.to_linen"),
+    (NnxNetwork(2, nnx.Rngs(0)), TypeError, r"got a NnxNetwork; for NNX, pass flax.nnx.bridge.to_linen"),
 )
 def test_a_network_that_does_not_fit_is_named(actor: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

@@ -465,9 +465,7 @@ def test_evaluation_remembers_within_episodes_on_the_device_and_outside() -> Non
 @pytest.mark.parametrize("name", ["apg", "shac"])
 def test_algorithms_of_single_steps_refuse_a_memory(name: str, tmp_path: Path) -> None:
     raw = remembering(tmp_path) | {"algorithm": {"name": name}}
-    with pytest.raises(
-        ConfigError, match="learns from single steps, but the policy has a memory; give ppo, grpo or bc"
-    ):
+    with pytest.raises(ConfigError, match="learns from single steps, but the policy has a memory; use ppo, grpo or bc"):
         build(parse_config(raw))
 
 

@@ -232,12 +232,12 @@ LOSES = {
     "linen_moves_when_observed": (lambda: LinenObserving(nn.BatchNorm(use_running_average=False)), "immutable"),
     "linen_never_moves": (lambda: LinenLayer(nn.BatchNorm(use_running_average=True)), "keyword argument 'observe'"),
     "linen_normalizer_never_moves": (lambda: LinenLayer(ObsNormalizer()), "keyword argument 'observe'"),
-    "linen_memory": (LinenBatchNormAndMemory, "give LayerNorm"),
+    "linen_memory": (LinenBatchNormAndMemory, "use LayerNorm"),
     "nnx_dropout": (
         lambda: nnx_layer(lambda rngs: DROPOUT(rngs=rngs), partial(call, deterministic=False)),
         "draws from layer.rngs.count",
     ),
-    "nnx_dropout_without_rngs": (lambda: nnx_layer(lambda rngs: DROPOUT()), "drop nothing; give it rngs"),
+    "nnx_dropout_without_rngs": (lambda: nnx_layer(lambda rngs: DROPOUT()), "drop nothing; pass it rngs"),
     "nnx_dropout_and_memory": (
         lambda: nnx_layer(lambda rngs: DROPOUT(rngs=rngs), memory=True),
         "take dropout_seed for ejax.policies.mlp.consistent_dropout",
@@ -257,7 +257,7 @@ LOSES = {
         lambda: nnx_layer(lambda rngs: Scaled(lambda x: x)),
         r"NNX does not see \(layer.offset, layer.scale\); wrap them: nnx.data",
     ),
-    "nnx_memory": (lambda: nnx_layer(norm, memory=True), "give LayerNorm"),
+    "nnx_memory": (lambda: nnx_layer(norm, memory=True), "use LayerNorm"),
 }
 
 

@@ -163,14 +163,14 @@ def test_a_folder_for_lerobot_acts_as_the_policy(tmp_path: Path) -> None:
     policy, params = started(**ADAPTED)
     params = moved(params)
     params["frozen"] = {**params["frozen"], "action_scale": jnp.full(2, 3.0), "state_shift": jnp.full(2, 0.5)}
-    export_lerobot(policy, params, ENV, tmp_path / "folder")
-    read, again, spaces = open_folder(tmp_path / "folder")
-    given = np.load(tmp_path / "folder" / "observations.npz")
+    export_lerobot(policy, params, ENV, tmp_path / "files")
+    read, again, spaces = open_folder(tmp_path / "files")
+    given = np.load(tmp_path / "files" / "observations.npz")
     obs = {name: jnp.asarray(given[name]) for name in spaces}
     obs["prompt"] = jnp.asarray(np.stack([as_bytes(str(text), 64) for text in given["task"]]))
     chunk = jax.jit(lambda params, obs: read.apply(params, obs)[0].mode())(again, obs)
     np.testing.assert_allclose(chunk, given["action"], atol=1e-4)
-    refused(export_lerobot, policy, params, ENV, tmp_path / "folder", match="give a new folder", error=FileExistsError)
+    refused(export_lerobot, policy, params, ENV, tmp_path / "files", match="choose a new folder", error=FileExistsError)
 
 
 def test_an_episodes_task_is_the_instruction_of_its_frames() -> None:

@@ -67,7 +67,7 @@ def find_weights(model_path: str | Path) -> Path:
             raise WeightsError(f"{path} is the folder of a run; name one of {path / 'checkpoints'}")
         return path / _PREFERRED if (path / _PREFERRED).is_file() else _only(path, path.iterdir())
     if not path.is_file() or path.suffix not in _ENDINGS:
-        raise WeightsError(f"{shorten(text)} is not a file of weights; give {_ALLOWED}")
+        raise WeightsError(f"{shorten(text)} is not a file of weights; use {_ALLOWED}")
     return path
 
 
@@ -265,4 +265,4 @@ def _only(folder: Path, files: Iterable[Path]) -> Path:
         return found[0]
     names = _first([str(file.relative_to(folder)) for file in found])
     some = f"{len(found)} weights files ({names}); name one"
-    raise WeightsError(f"{folder} has {some if found else f'no weights file; give {_ALLOWED}'}")
+    raise WeightsError(f"{folder} has {some if found else f'no weights file; use {_ALLOWED}'}")

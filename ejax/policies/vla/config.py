@@ -177,7 +177,7 @@ class ModelConfig(StrictModel):
             raise ValueError(f"width {self.width} must be a multiple of 2 x num_heads {self.num_heads}")
         if self.asks and (self.image_encoder.type != "pointers" or not self.predicts):
             text = f"asks {self.asks!r} needs image_encoder.type pointers, and predicts"
-            raise ValueError(f"{text}; give both, or leave it out")
+            raise ValueError(f"{text}; set both, or leave it out")
         return self
 
 

@@ -72,7 +72,7 @@ def read_spec(kind: Kind, model_path: str | None) -> tuple[ExpertSpec, dict[str,
     config_file = file.parent / "config.json"
     options = _read_json(config_file) if config_file.is_file() else {}
     if options.get("type", kind) != kind:
-        raise WeightsError(f"{config_file} is of '{options['type']}', not of {kind}; give policy.name its name")
+        raise WeightsError(f"{config_file} is of '{options['type']}', not of {kind}; set policy.name to its type")
     if on := [name for name in _REFUSED if options.get(name)]:
         raise WeightsError(f"{config_file}: {', '.join(on)} is true, which ejax lacks; convert actions in the data")
     shapes = {renamed(name, NAMES): shape for name, shape in weight_shapes(file).items()}
@@ -95,7 +95,7 @@ def made_spec(kind: Kind, sizes: SizesConfig, vocabulary: int) -> ExpertSpec:
     for name in names:
         if getattr(sizes, name) % each:
             given = f"model_config.sizes.{name} is {getattr(sizes, name)}"
-            raise ValueError(f"{given}; {heads_of}: give a multiple of {each}")
+            raise ValueError(f"{given}; {heads_of}: use a multiple of {each}")
     if sizes.picture % sizes.patch or sizes.head_size % 2:
         text = f"patch {sizes.patch}, picture {sizes.picture}, head_size {sizes.head_size}"
         raise ValueError(f"model_config.sizes has {text}; let the first divide the second, and the third be even")

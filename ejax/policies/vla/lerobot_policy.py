@@ -179,7 +179,7 @@ def make_of(
     text = None if config.instruction is not None else model.text
     wanted = (*model.images, *model.numbers, *((text,) if text else ()))
     if missing := [name for name in wanted if name not in parts]:
-        remedy = "name its parts in model_config.images, numbers and text, or give vla_config.instruction"
+        remedy = "name its parts in model_config.images, numbers and text, or set vla_config.instruction"
         raise ValueError(f"the observation has no {', '.join(missing)}; it has {', '.join(parts)}: {remedy}")
     horizon, size = config.inference_horizon, math.prod(action_space.shape)
     if words is not None:
@@ -187,7 +187,7 @@ def make_of(
     if horizon > spec.chunk or size % horizon:
         text = f"vla_config.inference_horizon {horizon} must divide the decision's {size} numbers"
         raise ValueError(
-            f"{text}, and be at most the model's chunk of {spec.chunk}; give the environment's action_chunk"
+            f"{text}, and be at most the model's chunk of {spec.chunk}; set the environment's action_chunk"
         )
     sizes = {
         "state": (sum(math.prod(parts[name].shape or ()) for name in model.numbers), "max_state", _STATE),

@@ -162,11 +162,11 @@ def make(
     others = [name for name in OF_FIELD if getattr(model, name) != ModelConfig.model_fields[name].default]
     if others or (model.lora is not None and model.lora.modules):
         text = f"model_config.{others[0] if others else 'lora.modules'} belongs to pi0 and smolvla; leave it out"
-        raise ValueError(f"{text}, or give policy.name: pi0")
+        raise ValueError(f"{text}, or set policy.name to pi0")
     size, horizon = math.prod(action_space.shape), vla_config.inference_horizon  # numbers of a whole chunk
     if size % horizon:
         text = f"vla_config.inference_horizon {horizon} does not divide the decision's {size} numbers"
-        raise ValueError(f"{text}; give the environment's action_chunk")
+        raise ValueError(f"{text}; set the environment's action_chunk")
     parts = _parts_of(model, observation_space)
     fixed = vla_config.instruction
     if fixed is None and model.text not in parts:
@@ -189,11 +189,11 @@ def _reader(encoder: TextEncoderConfig, texts: Sequence[str]) -> Words | TokenSt
         return TokenStates(encoder.weights, encoder.max_words)
     words = encoder.vocabulary or vocabulary_of(texts)
     if not words:
-        raise ValueError("there are no words: give model_config.text_encoder.vocabulary, or vla_config.instruction")
+        raise ValueError("there are no words: set model_config.text_encoder.vocabulary, or vla_config.instruction")
     longest = max(texts, key=lambda each: len(split(each)), default="")
     if len(split(longest)) > encoder.max_words:
         text = f"model_config.text_encoder.max_words is {encoder.max_words}, but an instruction has"
-        raise ValueError(f"{text} {len(split(longest))} words: {longest!r}; give at least as many")
+        raise ValueError(f"{text} {len(split(longest))} words: {longest!r}; set it to at least that")
     return Words(tuple(words), encoder.max_words)
 
 
