@@ -63,7 +63,7 @@ def clips_actions(env: Env | HostEnv) -> bool | None:
 
 def _form(env: Any) -> Iterator[Problem]:
     if isinstance(env, type):
-        yield Problem("", f"got the class {env.__name__}; give an environment: {env.__name__}()")
+        yield Problem("", f"got the class {env.__name__}; pass an environment: {env.__name__}()")
         return
     if isinstance(env, gymnasium.Env):
         yield Problem("", "is stepped outside JAX; gymnasium.utils.env_checker.check_env checks it (docs/host_envs.md)")

@@ -88,7 +88,7 @@ class SceneArm:
 
 
 def _unfit(what: str) -> ConfigError:
-    text = f"its terms {what}, as the expert needs; give DeltaQposTerm, or another term of joint positions"
+    text = f"its terms {what}, as the expert needs; use DeltaQposTerm, or another term of joint positions"
     return ConfigError([Problem("env.actions", text)])
 
 

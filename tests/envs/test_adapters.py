@@ -311,7 +311,7 @@ def test_playground_refuses_the_c_engine_outside_the_control_suite(
     from mujoco_playground._src import mjx_env
 
     monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path)
-    refused(brax.make_playground, "Go1Getup", impl="c", match="playground:Go1Getup may: give 'jax', or 'warp'")
+    refused(brax.make_playground, "Go1Getup", impl="c", match="playground:Go1Getup may: use 'jax' or 'warp'")
 
 
 @with_playground

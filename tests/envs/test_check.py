@@ -77,7 +77,7 @@ def test_what_fits_passes() -> None:
     (changed(info=lambda t: {"metrics": [t.reward]}), "info.metrics: got list of 1; must be a dict of arrays"),
     (changed(info=lambda t: None), "step: info: got nothing; must be a dict"),
     (changed(final_obs=lambda t: t.obs), "final_obs: is not None; ejax.rollout fills it"),
-    (Walk, r"got the class Walk; give an environment: Walk\(\)"),
+    (Walk, r"got the class Walk; pass an environment: Walk\(\)"),
     (Walk(max_episode_steps=2.5), "max_episode_steps: got float 2.5; must be an integer"),  # type: ignore[arg-type]
 )
 def test_a_misfit_is_named_with_what_was_given_and_what_is_allowed(env: Any, told: str) -> None:

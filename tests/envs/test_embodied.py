@@ -346,9 +346,9 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
     (("env.observations.robot_qpos.name", "robot/qpo"), "env.observations.robot_qpos", "cannot modify observation"),
     (("env.observations.goal_pos.name", "robot/qpos"), "env.observations.goal_pos", "it is there already"),
     (("env.observations.robot_ee_pos.params.part_name", "leg"), "env.observations.robot_ee_pos", "no control part"),
-    (("env.actions", {}), "", "is missing; give an action term"),
+    (("env.actions", {}), "", "is missing; add an action term"),
     (("robot.robot_type", "Franka"), "", "ejax has no model of 'Franka'; its robots: URRobot"),
-    (("robot", None), "", "is missing; give {robot_type: …}; ejax's robots: URRobot"),
+    (("robot", None), "", "is missing; set it to {robot_type: …}; ejax's robots: URRobot"),
     (("robot", {"uid": "arm"}), "robot.robot_type", "is missing; ejax's robots: URRobot"),
     (("robot", {"urdf_cfg": {"components": []}}), "robot.urdf_cfg", "names no arm of ejax's robots: URRobot"),
     (("robot.fpath", "arm.urdf"), "", "ejax reads no robot files; leave it out for ejax's model"),
@@ -374,10 +374,10 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
     (("env.observations.robot_qpos.params.joint_ids", "x"), "env.observations.robot_qpos", "joint_ids must be"),
     (("env.events.randomize_cube.params.position_range", 5), "env.events.randomize_cube", "a range is two lists"),
     (("background", [{"uid": "cube", "shape": {"shape_type": "Sphere"}}]), "rigid_object", "the uid 'cube' is taken"),
-    (("rigid_object.0.uid", "wrist_1"), "rigid_object", "the uid 'wrist_1' is taken; give every body"),
+    (("rigid_object.0.uid", "wrist_1"), "rigid_object", "the uid 'wrist_1' is taken; every body, background too, n"),
     (("rigid_object.0.shape.size", [0.1, 0.1, 0]), "", "; edges must be > 0"),
     (("rigid_object.0.attrs.enable_collision", 1), "", "must be true or false"),
-    (("rigid_object.0.init_local_pose", [[1]]), "", "give init_pos and init_rot"),
+    (("rigid_object.0.init_local_pose", [[1]]), "", "use init_pos and init_rot"),
     (("robot.qpos_limits", [[0, 1]]), "", "joints have the limits of ejax's model"),
     (("robot.urdf_cfg.components.0.transform", [[1, 2]]), "", "ejax mounts the gripper"),
     (("env.sim_steps_per_control", 2.5), "", "got 2.5; must be an integer >= 1"),
@@ -403,8 +403,8 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
     (("id", "EmbodiedEnv"), "", "no task 'EmbodiedEnv'"),
     # extensions that EmbodiChain takes for settings
     (("env.extensions.sim_steps_per_control", 2), "", "env.sim_steps_per_control"),
-    (("env.extensions.active_joint_ids", [0]), "", "give env.control_parts"),
-    (("env.extensions.num_envs", 4), "", "give trainer.num_envs"),
+    (("env.extensions.active_joint_ids", [0]), "", "set env.control_parts"),
+    (("env.extensions.num_envs", 4), "", "set trainer.num_envs"),
     (("env.extensions.max_episode_steps", 7), "", "is 7, but max_episode_steps is 100"),
     (("env.extensions.ignore_terminations", "yes"), "", "must be true or false"),
     (("env.extensions.success_threshold", -0.1), "", "got -0.1; must be a number > 0"),
@@ -523,7 +523,7 @@ def test_a_length_beside_actions_is_read_by_nobody_as_since_0_1_2() -> None:
     notes = {note.key: note for note in env.spec.notes}
     assert notes["env.extensions.episode_length"].status == "without effect"
     assert "max_episode_steps decides, 500 here" in notes["env.extensions.episode_length"].text
-    assert "give the scale in its params" in notes["env.extensions.action_scale"].text
+    assert "set the scale in its params" in notes["env.extensions.action_scale"].text
 
 
 @cases(
@@ -813,4 +813,4 @@ def test_check_tells_an_action_dim_that_is_not_the_environments(tmp_path: Path, 
     assert not any(note.status == "unsupported" for note in check(path, overrides))
     (wrong,) = (note for note in check(path, [*overrides, "policy.action_dim=7"]) if note.status == "unsupported")
     assert wrong.key == "policy.action_dim (override)"
-    assert wrong.text == f"got 7, but the env's actions have {num_actions}; give {num_actions}, or leave it out"
+    assert wrong.text == f"got 7, but the env's actions have {num_actions}; use {num_actions}, or leave it out"

@@ -410,7 +410,7 @@ RELATIVE, GRIPPER = ("RelativeEefPoseAction", 6), ("ParallelGripperAction", 1)
     ((RELATIVE, {"part_name": "arm", "rotation_scale": 0.0}), "", "rotation_scale 0.0; must be a number > 0"),
     ((RELATIVE, {"part_name": "arm", "dls_damping": float("inf")}), "", "dls_damping inf; must be a number > 0"),
     ((GRIPPER, {"command_mode": "on"}), "", "command_mode 'on'; allowed: continuous, binary"),
-    ((GRIPPER, LOWER), "", "upper_command must give a position for each of gripper_finger1_joint_1"),
+    ((GRIPPER, LOWER), "", "upper_command must have a position for each of gripper_finger1_joint_1"),
     ((GRIPPER, {**LOWER, "upper_command": {}}), "", "gives no position for gripper_finger1_joint_1"),
     ((GRIPPER, {**LOWER, "upper_command": {".*": 0.0, "gripper_finger2_joint_1": 0.0}}), "", "the joints to command"),
     ((GRIPPER, {"lower_command": {".*": 0.0, ".*1": 0.0}, **UPPER}), "", "gripper_finger1_joint_1 twice"),

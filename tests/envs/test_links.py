@@ -170,7 +170,7 @@ def test_mass_that_meshes_would_have_is_asked_for(tmp_path: Path) -> None:
         '<body name="shank"><joint name="knee" range="-9 9"/><geom type="mesh" mesh="m"/></body></body>'
         "</worldbody></mujoco>"
     )
-    with pytest.raises(ValueError, match="whose mass comes from meshes, which are left out: shank; give each an inert"):
+    with pytest.raises(ValueError, match="whose mass comes from meshes, which are left out: shank; add an inertial"):
         made(HOPPER, tmp_path, mjcf)
 
 

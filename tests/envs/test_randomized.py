@@ -376,7 +376,7 @@ def test_a_group_that_shares_its_start_shares_what_outlasts_episodes() -> None:
 def test_a_curriculum_by_success_is_refused_without_success() -> None:
     env = RandomizedEnv(VelocityRL(physics="mujoco"), {"harder": of("curriculum", by="success")})
     state = jax.eval_shape(env.reset, KEY)[0]
-    with pytest.raises(ValueError, match=r"VelocityRL reports no success; give it by: steps"):
+    with pytest.raises(ValueError, match=r"VelocityRL reports no success; use by: steps"):
         jax.eval_shape(env.step, state, jnp.zeros(12), KEY)
 
 

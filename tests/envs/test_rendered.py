@@ -137,7 +137,7 @@ def test_an_episode_keeps_its_look_and_the_next_has_another() -> None:
     (entry("randomize_light", "key"), "randomizers.one", "gives no range"),
     (entry("randomize_light", color_range=[[0] * 3] * 2), "entity_cfg", "takes {uid: …}, got None"),
     (entry("randomize_camera_intrinsics", "wrist", cx_range=[0, 1]), "uid", "the one camera is 'camera', got 'wrist'"),
-    (entry("randomize_camera_extrinsics", eye_range=[[0] * 3] * 2), "randomizers.one", "give camera_eye"),
+    (entry("randomize_camera_extrinsics", eye_range=[[0] * 3] * 2), "randomizers.one", "set camera_eye"),
     (entry("randomize_visual_material", "cart", roughness_range=[0, 1]), "randomizers.one", "use base_color_range"),
     ({**entry("randomize_light", "key"), "mode": "interval"}, "mode", "must be 'reset', got 'interval'"),
     ({**entry("randomize_light", "key"), "interval_step": 3}, "randomizers.one", "interval_step"),

@@ -104,7 +104,7 @@ def test_other_engines_collide_with_meshes_as_the_c_engine_does(engine: Any, sha
 @pytest.mark.parametrize(
     ("world", "geom", "message"),
     [
-        ('<geom type="cylinder" size=".1 .1"/>', "", r"\(cylinder, mesh\) collisions not implemented; give mujoco"),
+        ('<geom type="cylinder" size=".1 .1"/>', "", r"\(cylinder, mesh\) collisions not implemented; use mujoco"),
         ('<geom type="plane" size="1 1 1"/>', 'margin="0.01"', r"\(plane, mesh\) margin/gap not implemented"),
     ],
 )

@@ -172,7 +172,7 @@ def test_ejax_takes_its_own_vector_back() -> None:
     (lambda: EjaxEnv("PointMassRL", mass=0.0), "PointMassRL", "mass must be > 0"),
     (lambda: EjaxEnv("PointMasRL"), "no env 'PointMasRL'", "Did you mean 'PointMassRL'"),
     (lambda: EjaxEnv("EmbodiedEnv"), "EmbodiedEnv", "gym_config"),
-    (lambda: EjaxEnv("RenderedEnv", blank=True), "RenderedEnv", "give env"),
+    (lambda: EjaxEnv("RenderedEnv", blank=True), "RenderedEnv", "pass env"),
     (lambda: EjaxEnv(PointMassRL(), mass=1.0), "arguments (mass)", "PointMassRL is made already"),
     (lambda: EjaxEnv("PointMassRL", render_mode="rgb_array"), "render_mode", "PointMassRL cannot be drawn"),
     (lambda: EjaxEnv("gymnasium:CartPole-v1", num_envs=1), "gymnasium:CartPole-v1", "is already stepped outside JAX"),

@@ -210,7 +210,7 @@ def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
     ({"rewards": {"upright": 1.0}}, "rewards.upright must be {weight: …"),
     ({"rewards": {"upright": {"sdt": 1.0}}}, "rewards.upright has no 'sdt'; there is weight, std"),
     ({"rewards": {"foot_gait": {"weight": 1.0}}}, "rewards.foot_gait needs period, offset, threshold"),
-    ({"rewards": {"pose": {"std_walking": {".*_hip_joint": 0.1}}}}, "std_walking must give a number > 0 for each"),
+    ({"rewards": {"pose": {"std_walking": {".*_hip_joint": 0.1}}}}, "std_walking must have a number > 0 for each"),
     ({"noise": {"height": 0.1}}, "noise has no 'height'"),
     ({"push": {"up": [0, 1]}}, "push has no 'up'; there is interval, x, y"),
     ({"terrain": {"kind": "steep"}}, "terrain.kind must be 'flat', 'rough' or 'tiles'"),

@@ -178,7 +178,7 @@ def make_playground(name: str, *, max_episode_steps: int | None = None, impl: st
         _check_models(name)
         if impl == "c":
             text = "impl 'c' is for tasks of the DeepMind Control Suite, which read no contacts of MJX"
-            raise ValueError(f"{text}; playground:{name} may: give 'jax', or 'warp'")
+            raise ValueError(f"{text}; playground:{name} may: use 'jax' or 'warp'")
     config = registry.get_default_config(name)
     given = {"impl": "jax" if impl == "c" else impl} if "impl" in config else {}
     options = flatten_dict(overrides, sep=".") | given

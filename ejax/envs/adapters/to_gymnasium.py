@@ -146,7 +146,7 @@ def task_of(task: str | Env, cfg: Mapping[str, Any]) -> Env:
     if task in WRAPPERS:  # around the one that ``env`` names, or is
         options = dict(cfg)
         if "env" not in options:
-            raise ValueError(f"{task} wraps another environment: give env, its name or the environment itself")
+            raise ValueError(f"{task} wraps another environment: pass env, its name or the environment itself")
         return wrap(task_of(options.pop("env"), options.pop("env_cfg", {})), [(task, options)])
     make, options = resolve("env", task), dict(cfg)
     takes = inspect.signature(make).parameters
@@ -190,7 +190,7 @@ def seeds_of(seed: int | Sequence[int | None] | None, num_rows: int, random: np.
     """List a seed for each row, those of None drawn. Raises ValueError: too many or few, or not within 32 bits."""
     listed = range(seed, seed + num_rows) if isinstance(seed, int | np.integer) else seed or [None] * num_rows
     if len(listed) != num_rows:
-        raise ValueError(f"seed: got {len(listed)} seeds; give one number, or one for each of {num_rows} environments")
+        raise ValueError(f"seed: got {len(listed)} seeds; pass one number, or one for each of {num_rows} environments")
     if wrong := [each for each in listed if each is not None and not 0 <= each < 2**32]:
         raise ValueError(f"seed: got {wrong[0]}; must be within 0 … 2³² − 1")
     return np.array([random.integers(2**32) if each is None else each for each in listed], np.uint32)

@@ -29,7 +29,7 @@ from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, Reporti
 
 _MAX_ACTIONS = 10_000  # steps of an episode that a replay file can hold
 _RESET_ATTEMPTS = 3
-_REMEDY = "let the environment give a number instead, such as a sensor's largest range where it saw nothing"
+_REMEDY = "let the environment return a number instead, such as a sensor's largest range where it saw nothing"
 
 
 class GuardedEnv:

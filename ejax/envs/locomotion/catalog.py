@@ -161,7 +161,7 @@ def with_curriculum(task: VelocityTask, curriculum: Mapping[str, Any], where: st
 
 def _checked(task: VelocityTask, stages: Stages) -> Stages:
     if stages.of == "push" and task.push is None:
-        raise ValueError("there are no pushes; give push")
+        raise ValueError("there are no pushes; set push")
     own = task.numbers(stages.of)
     changes = [{name: x for name, x in stage.items() if name != "step"} for stage in stages.stages]
     if stages.of == "rewards":
@@ -191,7 +191,7 @@ def _check_reward(robot: LeggedRobot, name: str, spec: Mapping[str, Any]) -> Non
         raise ValueError(f"rewards.{name} needs {', '.join(missing)}")
     for parameter, value in spec.items():
         if isinstance(value, Mapping) and 0.0 in per_joint(robot.joints, value):
-            raise ValueError(f"rewards.{name}.{parameter} must give a number > 0 for each joint")
+            raise ValueError(f"rewards.{name}.{parameter} must have a number > 0 for each joint")
 
 
 def _changed(where: str, old: Record, given: Mapping[str, Any]) -> Record:

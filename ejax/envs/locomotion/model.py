@@ -254,7 +254,7 @@ def _refuse_mass_of_meshes(spec: mujoco.MjSpec, path: Path) -> None:
     ]
     if massless:
         text = f"{path} has bodies whose mass comes from meshes, which are left out: {', '.join(massless)}"
-        raise ValueError(f"model: {shorten(text)}; give each an inertial")
+        raise ValueError(f"model: {shorten(text)}; add an inertial to each")
 
 
 def _drop_all_but_links(spec: mujoco.MjSpec) -> None:

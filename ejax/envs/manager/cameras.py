@@ -22,13 +22,13 @@ _INTRINSICS = (600.0, 600.0, 320.0, 240.0)
 _BASELINE = (0.05, 0.0, 0.0)
 _LINKS = {"ee_link": "flange", "base_link": "base"}
 """EmbodiChain's link -> ejax's body in the same place."""
-_COLOURS_ONLY = "there are only colour pictures, which ejax's policies read; give false"
+_COLOURS_ONLY = "there are only colour pictures, which ejax's policies read; set it to false"
 _REFUSED = {
     "enable_depth": _COLOURS_ONLY,
-    "enable_mask": "there are no masks: bodies have no numbers here as in EmbodiChain's renderer; give false",
-    "enable_normal": "there are no normals: MuJoCo's renderer has none; give false",
+    "enable_mask": "there are no masks: bodies have no numbers here as in EmbodiChain's renderer; set it to false",
+    "enable_normal": "there are no normals: MuJoCo's renderer has none; set it to false",
     "enable_position": _COLOURS_ONLY,
-    "enable_disparity": "there is no depth, from which disparities are computed; give false",
+    "enable_disparity": "there is no depth, from which disparities are computed; set it to false",
 }
 _SENSORS = ("Camera", "StereoCamera")
 
@@ -39,7 +39,7 @@ def read_cameras(root: Section, links: tuple[str, ...], robot_uid: str) -> tuple
     cameras = tuple(each for each in read if each is not None)
     names = [each.uid for each in cameras]
     for name in {name for name in names if names.count(name) > 1}:
-        root.problem("sensor", f"two are called '{name}'; give each its own uid")
+        root.problem("sensor", f"two are called '{name}'; each needs its own uid")
     return cameras
 
 
@@ -138,7 +138,7 @@ def _read_pose(section: Section, *, mounted: bool) -> NDArray[np.float64]:
         return np.eye(4)
     target = section.numbers("target", (0.0, 0.0, 0.0), 3)
     if eye == target:
-        section.problem("target", f"eye and target are both {list(eye)}; give a point to look at")
+        section.problem("target", f"eye and target are both {list(eye)}; set it to a point to look at")
         return np.eye(4)
     return _look_at(np.array(eye), np.array(target), np.array(up))
 

@@ -50,7 +50,7 @@ def read_extensions(
             actions = _first_actions(section, actions.path)
         elif not actions.data and task is not None:
             term = "{delta_qpos: {func: DeltaQposTerm, params: {scale: 0.1}}}"
-            env.problem("actions", f"is missing; give an action term, such as {term}")
+            env.problem("actions", f"is missing; add an action term, such as {term}")
         moved = ("action_type", "action_scale") if first_form else ()
         values = {str(name): value for name, value in section.items() if name not in moved}
         # last: a key that something has read by now keeps its note
@@ -107,7 +107,7 @@ def _first_actions(section: Section, path: str) -> Section:
 
 def _note_other(section: Section, name: str, task: Collection[str] | None) -> None:
     if name in SETTINGS_ELSEWHERE:
-        instead = f"which ejax reads elsewhere; give {SETTINGS_ELSEWHERE[name]}"
+        instead = f"which ejax reads elsewhere; set {SETTINGS_ELSEWHERE[name]}"
         section.problem(name, f"replaces EmbodiChain's setting {name}, {instead}")
     elif task is not None and name in task:
         section.take(name)

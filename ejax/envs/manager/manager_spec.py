@@ -90,7 +90,7 @@ def read_manager_spec(
     taken = {"floor", *(each.get("name") for each in placed.robot.body.iter())}
     for each in objects:
         if each.uid in taken:
-            report.refuse("rigid_object", f"the uid '{each.uid}' is taken; give every body, background too, its own")
+            report.refuse("rigid_object", f"the uid '{each.uid}' is taken; every body, background too, needs its own")
         taken.add(each.uid)
     report.raise_if_refused(SOURCE)
     terms = (*events, *observations, *rewards, _read_ends(task, extensions), *ends)
@@ -140,7 +140,7 @@ def _missing_task(name: str) -> str:
     """Explain why there are no ends for an ``id``, and the remedy."""
     there = ", ".join(TERMS["terminations"])
     remedy = (
-        f"give {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
+        f"use {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
         "register a function of its ends: register_functor('terminations', name) (ejax.envs.terms.registry)"
     )
     if own := TASKS_ELSEWHERE.get(name.partition("-")[0]):

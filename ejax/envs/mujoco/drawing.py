@@ -83,7 +83,7 @@ def render(
 
 
 def apply_appearance(model: mujoco.MjModel, data: mujoco.MjData, seen: Appearance) -> None:
-    """Put joints and markers in their places, and give geoms their colours."""
+    """Put joints and markers in their places, and colour the geoms."""
     data.qpos[:] = np.asarray(seen.qpos)
     for name, position in seen.mocap_pos.items():
         at, place = model.body(name).mocapid[0], np.asarray(position)

@@ -68,7 +68,7 @@ def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel
     wide = (model.sensor_type == int(_SENSOR.mjSENS_RANGEFINDER)) & (odd | (model.sensor_dim != 1))
     if wide.any():
         which = ", ".join(repr(model.sensor(i).name or int(i)) for i in np.flatnonzero(wide))
-        text = "reads more than one distance; give it a site and no data, or physics: mujoco"
+        text = "reads more than one distance; use a site without data, or physics: mujoco"
         raise ValueError(f"rangefinder {which} {text}")
     if "dof_frictionloss" not in names:
         return model
@@ -80,7 +80,7 @@ def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel
 def beyond_engine(engine: str, error: NotImplementedError) -> ValueError:
     """Return the refusal of a model that has more than MJX or Warp simulates."""
     what = re.sub(r"mjtGeom\.mjGEOM_(\w+)", lambda match: match[1].lower(), str(error)).rstrip(".")
-    return ValueError(f"physics '{engine}' does not simulate all of the model: {what}; give mujoco")
+    return ValueError(f"physics '{engine}' does not simulate all of the model: {what}; use mujoco")
 
 
 def load_drawn_model(asset: str) -> mujoco.MjModel:

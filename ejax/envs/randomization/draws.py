@@ -79,7 +79,7 @@ def read_draw(
     if (ends[1] < 0.0).any() if distribution == "gaussian" else (ends[0] > ends[1]).any():
         raise ValueError(f"{name}: got {given!r}; must be {what}")
     if distribution == "log_uniform" and (ends[0] <= 0.0).any():
-        raise ValueError(f"{name}: got {given!r}; log_uniform draws positive numbers, give a low > 0")
+        raise ValueError(f"{name}: got {given!r}, but log_uniform draws positive numbers; use a low > 0")
     if distribution != "gaussian" and (ends[0] <= above).any():
         raise ValueError(f"{name}: got {given!r}; must be > {above:g}")
     return Draw(ends[0], ends[1], distribution, operation)

@@ -192,7 +192,7 @@ def randomize_rigid_object_scale(
     """Scale an object by s: mass times s³, inertia times s⁵. It starts where the task puts its centre. The range is
     (low, high), or ((low,), (high,)) as in EmbodiChain."""
     if not same_scale_all_axes:
-        raise ValueError("same_scale_all_axes: got false; solids keep their shape here, give true")
+        raise ValueError("same_scale_all_axes: got false, but solids keep their shape here; set it to true")
     body = object_body(model, entity_cfg)
     ends = np.asarray(scale_factor_range, np.float64)
     draw = read_draw("scale_factor_range", ends[:, 0] if ends.ndim == 2 else ends, "abs", distribution, above=0.0)
@@ -343,7 +343,7 @@ def push_rigid_object_by_setting_velocity(
     pitch, yaw (rad/s), in the world's frame."""
     axes = ("x", "y", "z", "roll", "pitch", "yaw")
     if not isinstance(velocity_range, Mapping) or not velocity_range or set(velocity_range) - set(axes):
-        raise ValueError(f"velocity_range: got {velocity_range!r}; must give (low, high) of any of {', '.join(axes)}")
+        raise ValueError(f"velocity_range: got {velocity_range!r}; must have (low, high) of any of {', '.join(axes)}")
     body = object_body(model, entity_cfg)
     # a free joint's numbers: position and quaternion; velocity in the world's frame, turning in the body's
     start, turn = int(model.body_dofadr[body]), int(model.jnt_qposadr[model.body_jntadr[body]]) + 3

@@ -134,7 +134,7 @@ def _array(space: gymnasium.Space[Any], part: str | None) -> Any:
             raise ValueError(f"part: got {part!r}; the observation has {', '.join(floats) or 'no numbers'}")
         return space.spaces[part]
     if part is not None:
-        raise ValueError(f"part: got {part!r}, but there is one array only; give none")
+        raise ValueError(f"part: got {part!r}, but there is one array only; leave it out")
     if not _is_numbers(space):
         raise ValueError(f"needs numbers, got {space}")
     return space

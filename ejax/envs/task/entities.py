@@ -190,7 +190,7 @@ def home_of(asset: str, keyframe: str | int | None) -> tuple[mujoco.MjData, dict
         if name := model.body(body).name:
             markers[name] = np.concatenate([place, turns])
         elif len(turns) or not np.allclose(place, model.body_pos[body]):
-            raise ValueError(f"the keyframe moves mocap body {body}, which has no name; give it one")
+            raise ValueError(f"the keyframe moves mocap body {body}, which has no name; name it")
     return data, markers
 
 

@@ -46,7 +46,7 @@ def inspect_model(asset: str, keyframe: str | int = "") -> Inspection:
     except ValueError as error:
         errors.append(str(error))
     if not model.nu:
-        warnings.append("there are no actuators: a task needs some; give the MJCF an <actuator> section")
+        warnings.append("there are no actuators: a task needs some; add an <actuator> section to the MJCF")
     warnings = list(map(shorten, warnings))
     return Inspection(_facts(model), [table for table in tables if table[1]], warnings, errors)
 
@@ -129,7 +129,7 @@ def _masses(spec: mujoco.MjSpec, model: mujoco.MjModel) -> Iterator[str]:
     moving = [i for i in range(1, model.nbody) if model.body_weldid[i]]
     light = [label(model, "body", i) for i in moving if model.body_dofnum[i] and not model.body_mass[i] > 1e-6]
     if light:
-        yield f"{', '.join(light)}: moves and has no mass; give it an <inertial>"
+        yield f"{', '.join(light)}: moves and has no mass; add an <inertial>"
     twice: list[str] = []
     low, high = spec.compiler.inertiagrouprange
     for body in spec.bodies:
@@ -142,7 +142,7 @@ def _masses(spec: mujoco.MjSpec, model: mujoco.MjModel) -> Iterator[str]:
         if shown and len(weighs) > len(shown) and not body.explicitinertial and model.body_weldid[body.id]:
             twice.append(body.name or f"body {body.id}")
     if twice:
-        yield f"{', '.join(twice)}: visual geoms have mass too; give an <inertial>, or mass='0' to them"
+        yield f"{', '.join(twice)}: visual geoms have mass too; add an <inertial>, or set mass='0' on them"
 
 
 def _hulls(model: mujoco.MjModel) -> Iterator[str]:
@@ -165,7 +165,7 @@ def _hulls(model: mujoco.MjModel) -> Iterator[str]:
     if hollow:
         yield f"meshes collide by hulls of a far greater volume: {', '.join(hollow)}; split them, or use boxes"
     if large:
-        yield f"hulls with many vertices, slow on MJX: {', '.join(large)}; give the mesh a maxhullvert, such as 64"
+        yield f"hulls with many vertices, slow on MJX: {', '.join(large)}; set a maxhullvert on the mesh, such as 64"
 
 
 def _keys(model: mujoco.MjModel) -> Iterator[str]:

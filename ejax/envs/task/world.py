@@ -265,7 +265,7 @@ class World(Snapshot):
         """Put an object that moves freely elsewhere, at rest. Raises ValueError: it stands."""
         slots, physics = self._slots(uid), self.physics
         if slots is None:
-            raise ValueError(f"rigid object '{uid}' is static: it cannot be moved; give body_type 'dynamic'")
+            raise ValueError(f"rigid object '{uid}' is static: it cannot be moved; set body_type to 'dynamic'")
         placed = jnp.concatenate([pose[:3, 3], quaternion_from_matrix(pose[:3, :3])])
         qpos = physics.qpos.at[slots[0] : slots[0] + 7].set(placed)
         qvel = physics.qvel.at[slots[1] : slots[1] + 6].set(0)

@@ -202,7 +202,7 @@ class MuJoCoTask(PhysicsTask):
             near = [f"{n * timestep:g}" for n in (math.floor(count), math.ceil(count)) if n > 0]
             raise ValueError(
                 f"{type(self).__name__}: control_period must be a multiple of the model's timestep of {timestep:g} s, "
-                f"got {self.control_period}; give {' or '.join(near)}"
+                f"got {self.control_period}; use {' or '.join(near)}"
             )
         return round(count)
 
@@ -310,7 +310,7 @@ def _refuse_misspelt(cls: type) -> None:
 
 def _asset(kind: type[Any], given: Any) -> str:
     if not isinstance(given, str):
-        raise ValueError(f"model must be a file or MJCF as text, got {given!r}; for an MjSpec give to_xml()")
+        raise ValueError(f"model must be a file or MJCF as text, got {given!r}; for an MjSpec, use its to_xml()")
     owner = next(each for each in kind.__mro__ if "model" in vars(each))
     own = given == os.fspath(kind.model)  # the class's own file lies beside it
     return find_model(given, owner.__module__ if own else "")

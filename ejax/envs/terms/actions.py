@@ -66,7 +66,7 @@ def joint_action(act: Callable[..., ActionTerm]) -> Callable[..., ActionTerm]:
 def _selected(scene: Scene, part_name: str | None, names: Sequence[str] | None, preserve_order: bool) -> Joints:
     # either would do alone; both could contradict each other
     if (part_name is None) == (names is None):
-        raise ValueError("give either part_name or joint_names")
+        raise ValueError("set either part_name or joint_names")
     if part_name is not None:
         return scene.part(part_name)
     names = names or ()

@@ -104,7 +104,7 @@ def randomize_robot_qpos(
     if qpos_range is None:
         return world
     joints = world.joints if joint_ids is None else tuple(world.joints[i] for i in joint_ids)
-    refuse_constrained(world.model, world.model.jnt_dofadr[list(joints)], "give others as joint_ids")
+    refuse_constrained(world.model, world.model.jnt_dofadr[list(joints)], "choose other joint_ids")
     low, high = (jnp.array(bound, jnp.float32) for bound in qpos_range)
     if low.shape != (len(joints),) or high.shape != (len(joints),):
         raise ValueError(f"qpos_range has {low.size} and {high.size} numbers, but moves {len(joints)} joints")

@@ -29,7 +29,7 @@ def normalize_robot_joint_data(
     Raises ValueError: no or two selections, columns that are not there, or limits other than those of positions.
     """
     if (joint_ids is None) == (control_parts is None):
-        raise ValueError("give either joint_ids or control_parts")
+        raise ValueError("set either joint_ids or control_parts")
     if limit != "qpos_limits":
         raise ValueError(f"limit '{limit}' is not known; ejax's robots have qpos_limits")
     if control_parts is not None:

@@ -67,11 +67,11 @@ def try_added(task: Any) -> None:
         name = getattr(event.func, "__name__", event.name)
         if isinstance(event.func, PhysicsEvent):
             report.refuse(
-                event.key, f"{name} randomizes physics, which RandomizedEnv does; give it under trainer.events"
+                event.key, f"{name} randomizes physics, which RandomizedEnv does; put it under trainer.events"
             )
         elif event.func in OF_MODELS and not task.has_model:
             text = f"{name} changes a MuJoCo model, and {type(task).__name__} has none"
-            report.refuse(event.key, f"{text}; give a function of yours, f(world, key), with the task's world.state")
+            report.refuse(event.key, f"{text}; use a function of yours, f(world, key), with the task's world.state")
     report.raise_if_refused(TASK_EVENTS)
     state = jax.eval_shape(lambda: task.first_world(key).state)
     for event in sorted(task.added.events, key=lambda each: ("startup", "reset", "interval").index(each.mode)):

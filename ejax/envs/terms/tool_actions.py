@@ -175,7 +175,7 @@ def _tool_joints(scene: Scene, part_name: str | None) -> Joints:
 def _command(scene: Scene, joints: Joints, name: str, given: Mapping[str, float] | None) -> NDArray[np.float32]:
     names = [scene.joints[joint] for joint in joints]
     if not isinstance(given, Mapping):
-        raise ValueError(f"{name} must give a position for each of {', '.join(names)}, got {given!r}")
+        raise ValueError(f"{name} must have a position for each of {', '.join(names)}, got {given!r}")
     found: dict[str, float] = {}
     for pattern, number in given.items():
         matched = matching_joints(str(pattern), names)

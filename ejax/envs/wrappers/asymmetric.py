@@ -28,7 +28,7 @@ class AsymmetricEnv(ObservationWrapper):
     def __post_init__(self) -> None:
         name = type(self.env).__name__
         if isinstance(self.env, HostEnv | gymnasium.Env):
-            raise ValueError(f"AsymmetricEnv: {name} is stepped outside JAX; give an environment in JAX")
+            raise ValueError(f"AsymmetricEnv: {name} is stepped outside JAX; use an environment in JAX")
         space = self.env.observation_space
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise ValueError(f"AsymmetricEnv: the observation of {name} is not a vector, but {space}")

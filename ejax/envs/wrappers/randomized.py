@@ -136,7 +136,7 @@ class RandomizedEnv(EnvWrapper):
             return state, timestep
         if curriculum.by == "success" and "success" not in timestep.info:
             task = type(self.env).__name__
-            raise ValueError(f"a curriculum by success: {task} reports no success; give it by: steps, with num_steps")
+            raise ValueError(f"a curriculum by success: {task} reports no success; use by: steps, with num_steps")
         # an end raises or lowers the level of the next episode; this one's is drawn
         ended, success = timestep.terminated | timestep.truncated, timestep.info.get("success", jnp.zeros((), bool))
         state = replace(state, level=curriculum.after(state.level, num_steps, ended, success))

@@ -63,7 +63,7 @@ class Randomizers:
     def __post_init__(self) -> None:
         for functor in self._functors:
             if functor.func == "randomize_camera_extrinsics" and self.view is None:
-                raise ValueError(f"{functor.key}: only a camera with camera_eye can be moved; give camera_eye")
+                raise ValueError(f"{functor.key}: only a camera with camera_eye can be moved; set camera_eye")
 
     @functools.cached_property
     def _functors(self) -> list[_Functor]:

@@ -117,7 +117,7 @@ class ObservationWrapper(EnvWrapper):
 
     def observe(self, state: PyTree, obs: PyTree) -> PyTree:
         """Return the observation of a state of ``env``, of which ``obs`` is its own. Pure."""
-        raise NotImplementedError(f"{type(self).__name__} observes nothing: give it observe(state, obs)")
+        raise NotImplementedError(f"{type(self).__name__} observes nothing: define observe(state, obs)")
 
     original: ClassVar[Any] = None
 

@@ -56,6 +56,6 @@ def load_mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], An
         data = mjx.make_data(model)
         late = host_model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
         if late.any() and not getattr(data, "_impl", data).efc_J.size:
-            text = "sensors of forces and accelerations in a model without constraints; give mujoco"
+            text = "sensors of forces and accelerations in a model without constraints; use mujoco"
             raise ValueError(f"physics 'mjx' reads 0 from {text}")
         return mjx.step, model, data
