@@ -42,7 +42,7 @@ def _run(args: argparse.Namespace) -> int:
     shifts = {name: values for name in _SHIFTS if (values := getattr(args, name))}
     try:
         if args.chunks is None and (args.every is not None or args.hold is not None):
-            raise ValueError("--every and --hold go with chunks: give --chunks sync,async,ensemble,rtc, or one of them")
+            raise ValueError("--every and --hold go with chunks: pass --chunks sync,async,ensemble,rtc, or one of them")
         if args.counterfactual:
             return _imagine(args, options, shifts)
         if args.engine is not None or args.chunks is not None or shifts:
@@ -50,7 +50,7 @@ def _run(args: argparse.Namespace) -> int:
         given = {"explain": args.explain or None, "tolerance": args.tolerance, "json": args.json}
         unheeded = [f"--{name}" for name, value in given.items() if value is not None]
         if unheeded:
-            raise ValueError(f"{unheeded[0]} belongs to a comparison: give --engine A,B, or a shift such as --mass 1.5")
+            raise ValueError(f"{unheeded[0]} belongs to a comparison: pass --engine A,B, or a shift such as --mass 1.5")
         return _evaluate(args, options)
     except (CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
         return refused("ejax evaluate", error)

@@ -80,7 +80,7 @@ def read(file: Path) -> tuple[dict[str, Any], NDArray[Any], dict[str, NDArray[An
     """Read an episode's facts, its actions [T, ...], and a robot's observations [T, ...] after them, by dotted path.
     Raises ValueError: it cannot be played again."""
     if not file.is_file():
-        raise ValueError(f"{file} is not a file; give <run>/quarantine/….npz")
+        raise ValueError(f"{file} is not a file; pass <run>/quarantine/….npz")
     try:
         with open_plain(file) as opened, np.load(opened, allow_pickle=False) as archive:
             if not {"facts", "actions"} <= set(archive.files):

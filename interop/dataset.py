@@ -77,7 +77,7 @@ class OnlineDataset(IterableDataset):
         if len(sizes) > 1:
             raise ValueError(
                 f"items of {', '.join(map(str, sizes))} frames cannot be stacked: the sampler draws a size for each. "
-                f"Give OnlineDataset chunk_size_every={len(batch)}, the DataLoader's batch_size, for a size per batch, "
+                f"Pass OnlineDataset chunk_size_every={len(batch)}, the DataLoader's batch_size, for a size per batch, "
                 f"or None for one per iterator; or let it draw batches: OnlineDataset(..., batch_size={len(batch)})"
             )
         return torch.stack(batch)

@@ -1,7 +1,7 @@
 """Vector environments of torch as a ``HostEnv``: ``torch:package.module:factory``, or ``torch:FILE.py:factory``.
 
 EmbodiChain's ``LearningVecEnv``, ManiSkill, Isaac Lab and their like: tensors on any device, all rows stepped at once,
-rows that ended reset in the same step. Such a name runs the user's own code, so the command line must give it, once
+rows that ended reset in the same step. Such a name runs the user's own code, so the command line must name it, once
 (``ejax.schema.trust``):
 
     ejax train --config configs/torch/point_mass.yaml \\
@@ -182,7 +182,7 @@ class TorchVector:
     def _reset_some(self, rows: Rows) -> PyTree:
         name = f"{type(self.env).__name__}.reset"
         remedy = (
-            "give env.cfg.row_reset_option the name under which its options take the indices of rows (EmbodiChain: "
+            "set env.cfg.row_reset_option to the name under which its options take the indices of rows (EmbodiChain: "
             "env_ids, in simulated tasks reset_ids; ManiSkill: env_idx), or prevent what forces single rows to reset: "
             "values that are not finite"
         )

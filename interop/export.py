@@ -218,7 +218,7 @@ def export_policy(
     _check_names(formats)
     if to.is_symlink() or (to.exists() and any(to.iterdir())):
         there = "is a link" if to.is_symlink() else f"holds files already, such as {min(to.iterdir()).name}"
-        raise FileExistsError(f"{to} {there}; give a new folder")
+        raise FileExistsError(f"{to} {there}; choose a new folder")
     with tempfile.TemporaryFile(dir=make_folder(to.parent)):
         pass  # now: what cannot be written is not computed
     exporter, written = exporter_of_any(policy), _written_formats(formats)
@@ -352,7 +352,7 @@ def _write(
 
 def _check_names(formats: Sequence[str] | None) -> None:
     if formats is not None and LEROBOT in formats and len(formats) > 1:
-        raise ValueError(f"--formats: {LEROBOT} is a folder in LeRobot's layout, without other files; give it alone")
+        raise ValueError(f"--formats: {LEROBOT} is a folder in LeRobot's layout, without other files; pass it alone")
     unknown = [name for name in formats or () if name not in (*FORMATS, LEROBOT)]
     if unknown or (formats is not None and not formats):
         raise ValueError(

@@ -156,7 +156,7 @@ def _swap(x: Any) -> Any:
 
 def _required(last_obs: PyTree, layout: str) -> PyTree:
     if last_obs is None:
-        raise ValueError(f"layout '{layout}' stores the observation after the last step: give last_obs (EnvCarry.obs)")
+        raise ValueError(f"layout '{layout}' stores the observation after the last step: pass last_obs (EnvCarry.obs)")
     return last_obs
 
 

@@ -128,7 +128,7 @@ class TorchPolicy(Twin):
         """Compute ``(log_prob, entropy, value)``, each [...], of ``actions`` [..., A] taken at ``obs``; of a ``td`` and
         its ``action``, a new one with ``sample_log_prob``, ``entropy`` and ``value``."""
         if actions is None and not _is_td(obs):
-            raise ValueError("got an observation without actions; give evaluate_actions(obs, actions), or a td")
+            raise ValueError("got an observation without actions; call evaluate_actions(obs, actions), or pass a td")
         td = obs if actions is None else {"obs": obs, "action": as_tensor(actions, "actions", self.device)}
         distribution, value = self._evaluate(_observation(td))
         if td["action"].shape != (wanted := distribution.mode().shape):  # others would be broadcast

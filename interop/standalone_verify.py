@@ -382,7 +382,7 @@ def check_plain(path: Path, most: int = MAX_ARTEFACT) -> None:
     """Refuse what is not a regular file, or too large, before a library opens it: FileNotFoundError, ValueError."""
     if not path.exists():
         made = "ejax export RUN --to DIR has written, with this format among its --formats"
-        raise FileNotFoundError(f"there is no {path}: give a folder that {made}")
+        raise FileNotFoundError(f"there is no {path}: use a folder that {made}")
     if not path.is_file():
         raise ValueError(f"{path} is not a regular file")
     if (size := path.stat().st_size) > most:

@@ -56,7 +56,7 @@ class SequenceSpecCfg:
         if self.generations is not None:
             object.__setattr__(self, "generations", tuple(self.generations))
             if not self.generations:
-                raise ValueError("generations is empty; name at least one, or give None for all")
+                raise ValueError("generations is empty; name at least one, or pass None for all")
             for generation in self.generations:
                 check_count("generations", generation)
 

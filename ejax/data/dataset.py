@@ -58,9 +58,7 @@ class ChunkSource(ABC):
         for name, value in (("batch_size", batch_size), ("chunk_size", chunk_size)):
             check_count(name, value)
         if chunk_size > self.max_episode_steps:
-            text = (
-                f"chunk_size {chunk_size} is more than max_episode_steps, {self.max_episode_steps}; give at most that"
-            )
+            text = f"chunk_size {chunk_size} is more than max_episode_steps, {self.max_episode_steps}; use at most that"
             raise ValueError(text)
         if sampling_mode == "boundary" and chunk_size < 2:
             raise ValueError("a chunk of 1 frame crosses no boundary; sampling_mode 'boundary' needs chunk_size ≥ 2")

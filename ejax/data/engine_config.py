@@ -125,7 +125,7 @@ class OnlineDataEngineCfg(ConfigClass):
     def _check_source(self) -> None:
         if (self.task is None) == (not self.gym_config):
             given = "neither" if self.task is None else "both"
-            raise ValueError(f"give task, or gym_config in its place; got {given}")
+            raise ValueError(f"set either task or gym_config; got {given}")
         if not isinstance(self.gym_config, Mapping) or not isinstance(self.action_config, Mapping):
             raise TypeError("gym_config and action_config are mappings, as json.load gives them, not file paths")
         if self.task is None and self.task_cfg:
@@ -163,7 +163,7 @@ class OnlineDataEngineCfg(ConfigClass):
         budget, hard_limit = self.episode_sample_budget, self.episode_sample_hard_limit
         if hard_limit is not None and (budget is None or budget > hard_limit):
             given = "without episode_sample_budget" if budget is None else f"below episode_sample_budget, {budget}"
-            text = f"episode_sample_hard_limit is {hard_limit}, {given}; give both, the budget at most the limit"
+            text = f"episode_sample_hard_limit is {hard_limit}, {given}; set both, the budget at most the limit"
             raise ValueError(text)
         if self.lifecycle_event_capacity != 0:
             check_count("lifecycle_event_capacity", self.lifecycle_event_capacity)

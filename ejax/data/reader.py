@@ -145,7 +145,7 @@ class ChunkReader:
                 if places.size and (tries := tries + 1) == _MAX_TRIES:
                     raise RuntimeError(
                         f"No unlocked valid chunk: {tries} copies in a row were torn, the rows are rewritten faster "
-                        f"than they are copied; give a smaller chunk_size, or a larger buffer_size or refill_threshold"
+                        f"than they are copied; use a smaller chunk_size, or a larger buffer_size or refill_threshold"
                     )
         return made
 
@@ -222,7 +222,7 @@ class ChunkReader:
         return DataUnavailableError(
             f"No unlocked valid chunk of {draw.needed} frames in mode '{draw.mode}'{of}: of {len(self._version)} rows "
             f"{int((self._buffer.version % 2 == 1).sum())} are being written, and the longest episode has {longest} "
-            f"frames; give a smaller chunk_size or another sampling_mode"
+            f"frames; use a smaller chunk_size or another sampling_mode"
         )
 
     def _no_budget(self, count: int) -> RuntimeError:

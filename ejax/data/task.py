@@ -231,7 +231,7 @@ def _checked(path: str, shape: Sequence[int], dtype: Any) -> FieldForm:
         raise ValueError(f"field '{path}' has shape {sizes}; sizes are at least 0")
     kind = np.dtype(dtype)  # fixed size: it lies in shared memory
     if kind.hasobject or kind.itemsize == 0:
-        raise ValueError(f"field '{path}' has dtype '{dtype}', which has no fixed size; give e.g. 'float32' or 'S64'")
+        raise ValueError(f"field '{path}' has dtype '{dtype}', which has no fixed size; use e.g. 'float32' or 'S64'")
     return sizes, kind.str
 
 

@@ -88,7 +88,7 @@ def _velocity(text: str) -> tuple[float, float, float]:
     try:
         forward, left, turn = map(float, text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"got '{text}'; give forward, left and turning, such as 1.0,0,0.5") from None
+        raise argparse.ArgumentTypeError(f"got '{text}'; pass forward, left and turning, such as 1.0,0,0.5") from None
     return forward, left, turn
 
 

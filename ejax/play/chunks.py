@@ -97,7 +97,7 @@ def _keeps(hold: Sequence[str] | None, space: gymnasium.Space[Any], *, needed: b
         raise ValueError(f"--chunks measures changes of actions in ranges of their bounds, and they have none: {space}")
     if hold is None and needed:
         text = "--hold zero where actions are changes, last where they are targets, or one for each number"
-        raise ValueError(f"a robot waits for its first chunk, and no config states how it holds: give {text}")
+        raise ValueError(f"a robot waits for its first chunk, and no config states how it holds: pass {text}")
     num_actions = int(np.prod(space.shape))
     given = list(hold or ["zero"]) * (1 if hold and len(hold) > 1 else num_actions)
     if len(given) != num_actions or not {*given} <= {"zero", "last"}:

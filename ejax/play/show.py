@@ -323,7 +323,7 @@ def _film_outside(
         if getattr(viewer, option) is not None:
             raise ValueError(f"--{option}: {name} is stepped outside JAX, where ejax cannot change its state")
     if viewer.video is None:
-        raise ValueError(f"{name} is stepped outside JAX and draws itself; give --video FILE")
+        raise ValueError(f"{name} is stepped outside JAX and draws itself; pass --video FILE")
     fps = env.frames_per_second
     frames = (with_caption(frame, stats.text) for frame in _until(begin(), stats, viewer, 1.0 / fps))
     shown = followed(frames, f"filming {viewer.video}", env.max_episode_steps)

@@ -33,7 +33,7 @@ def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
         raise ValueError(str(error)) from error
     spec = load_spec(folder / "policy.json")
     if not isinstance(spec, PolicySpec):
-        raise ValueError(f"{folder} holds the program of a policy; give its run, or a checkpoint of it")
+        raise ValueError(f"{folder} holds the program of a policy; use its run, or a checkpoint of it")
     form = next((form for form in _WEIGHTS if form in report["artefacts"]), None)
     if form is None:
         raise ValueError(f"{folder} holds no weights alone; export with --formats {','.join(_WEIGHTS)}")

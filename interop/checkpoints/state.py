@@ -45,7 +45,7 @@ def pt_payload(
     algorithm = config.algorithm.record
     if algorithm.keeps_target and layout != "seed":
         text = f"EmbodiChain has no {config.algorithm.name}: layout '{layout}' has no place for its target critic and"
-        raise ValueError(f"{text} second optimizer; give layout seed (the policy alone), or use ejax export")
+        raise ValueError(f"{text} second optimizer; use layout seed (the policy alone), or ejax export")
     clamp = _clamp_of(parts.policy, layout, like)
     policy = _exported(parts.policy, state.train.params, layout, clamp)
     payload: dict[str, Any] = {"global_step": meta["global_step"], "policy": policy}

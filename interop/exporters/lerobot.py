@@ -50,7 +50,7 @@ def export_lerobot(policy: Any, params: Params, env: Env | HostEnv, to: Path) ->
     if not isinstance(policy, LeRobotPolicy):
         raise ValueError(f"the format lerobot is for pi0 and smolvla, got {type(policy).__name__}; leave it out")
     if to.is_symlink() or (to.exists() and any(to.iterdir())):
-        raise FileExistsError(f"{to} is a link or holds files already; give a new folder")
+        raise FileExistsError(f"{to} is a link or holds files already; choose a new folder")
     merged, obs = policy.merge(params), sample_obs(env, 1)
     with tempfile.TemporaryDirectory(dir=make_folder(to.parent), prefix=f".partial-{to.name}-") as scratch:
         made = make_folder(Path(scratch) / "export")

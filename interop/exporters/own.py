@@ -54,7 +54,7 @@ def _describe(policy: Any, leaves: Mapping[str, Any], paths: Paths = ()) -> tupl
     if others := leaves.keys() - numbers.keys() - images.keys():
         shown = ", ".join(f"{name} {leaves[name].dtype}{list(leaves[name].shape)}" for name in sorted(others))
         text = "an export takes numbers, float32[F], and images, uint8[height, width, channels];"
-        raise ValueError(f"{text} the observation has {shown}; let the environment give those as float32[F]")
+        raise ValueError(f"{text} the observation has {shown}; let the environment return those as float32[F]")
     memory = None
     if isinstance(policy, PolicyWithMemory):
         policy = OneMemory(policy)

@@ -54,7 +54,7 @@ def exporter_of(policy: Policy) -> Exporter:
     """Return the record of a policy's class. Raises TypeError: it has none."""
     exporters = _exporters()
     for name, network in injected(policy).items():
-        text = f"its {name} is a module of your own ({type(network).__name__}), and torch has no counterpart; give a"
+        text = f"its {name} is a module of your own ({type(network).__name__}), and torch has no counterpart; use a"
         text += " NetworkConfig, or put the module into a policy class whose record names an Exporter (docs/extend.md)"
         raise TypeError(text)
     for kind in exporters:

@@ -160,7 +160,7 @@ def _load_run(run: Path, checkpoint: str | None, member: int | None, device: str
     def leaves_of(parts: ObservationParts) -> Leaves:
         rows, _ = actor.rows(jax.tree.unflatten(tree, [parts[x] for x in shapes]))
         if (PLAN in parts) != (WEIGHTS in parts):
-            raise ValueError(f"give both '{PLAN}' and '{WEIGHTS}', or neither")
+            raise ValueError(f"pass both '{PLAN}' and '{WEIGHTS}', or neither")
         given = zip((PLAN, WEIGHTS), plan, strict=False)  # of no plan: none
         return [*jax.tree.leaves(rows), *(np.asarray(parts.get(x, one[0]), np.float32)[None] for x, one in given)]
 

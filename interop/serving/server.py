@@ -77,7 +77,7 @@ def _read(x: Any) -> Any:
     if not isinstance(x, dict) or b"__npgeneric__" in x:
         array = np.asarray(x[b"data"], _dtype(x)) if isinstance(x, dict) else np.asarray(x)
         if array.dtype.kind not in "biuf":
-            raise ValueError(f"it is {repr(x)[:60]}; give an array of numbers, or a text")
+            raise ValueError(f"it is {repr(x)[:60]}; send an array of numbers, or a text")
         return array
     dtype, data, shape = _dtype(x), x[b"data"], x[b"shape"]
     sizes = [n for n in shape if type(n) is int and n >= 0]

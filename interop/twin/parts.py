@@ -82,7 +82,7 @@ def policy_inputs(
     batch = shared_batch({name: list(x.shape) for name, x in leaves.items()}, spec)
     if spec.text is not None:
         if tokenizer is None:
-            raise ValueError("the policy was made without its tokenizer; give make_policy one")
+            raise ValueError("the policy was made without its tokenizer; pass one to make_policy")
         leaves[TOKENS] = _tokens(spec, spec.text, tokenizer, obs, batch)
     if spec.head == "flow":
         wanted = (*batch, *spec.input_shape(NOISE))

@@ -122,7 +122,7 @@ def write_page(
     """Write the page of a run's checkpoint; ``show`` has options of ``Viewer``, ``wasm`` is the folder of npm's
     ``@mujoco/mujoco``, None: in a ``node_modules`` here or above. ValueError: what the page cannot compute."""
     if to.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"--web {to}: a page is written as .html; give --web FILE.html")
+        raise ValueError(f"--web {to}: a page is written as .html; pass --web FILE.html")
     engine = _read_engine(wasm)
     which = {name: show[name] for name in ("member", "checkpoint", "device")}
     with opened_policy(run, overrides, **which, command="ejax play") as (directory, config, path):
@@ -216,6 +216,6 @@ def _read_engine(folder: Path | None) -> dict[str, Any]:
     if found is None:
         where = f"in {folder}" if folder else "in node_modules here or above"
         text = f"--web needs MuJoCo's WebAssembly build, and there is none {where}: npm install @mujoco/mujoco"
-        raise FileNotFoundError(f"{text}, then give --wasm {_PACKAGE}")
+        raise FileNotFoundError(f"{text}, then pass --wasm {_PACKAGE}")
     version = json.loads(read_text(found / "package.json"))["version"]
     return {name: read_bytes(found / f"mujoco.{name}") for name in ("js", "wasm")} | {"version": version}

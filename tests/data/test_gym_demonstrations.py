@@ -129,7 +129,7 @@ def test_terms_that_do_not_take_joint_positions_are_refused(gym_config: dict[str
     for func in ("QvelTerm", "EefPoseTerm"):
         changed = copy.deepcopy(gym_config)
         changed["env"]["actions"] = {"term": {"func": func, "params": {}}}
-        refused(make_task, gym_config=changed, action_config={}, match=r"env\.actions: its terms .* give DeltaQposTerm")
+        refused(make_task, gym_config=changed, action_config={}, match=r"env\.actions: its terms .* use DeltaQposTerm")
 
 
 @pytest.mark.slow
@@ -198,7 +198,7 @@ def test_options_of_the_engine_follow_the_gym_config() -> None:
 
 @cases(
     "options message",
-    ({}, "give task, or gym_config in its place; got neither"),
+    ({}, "set either task or gym_config; got neither"),
     ({"gym_config": FIRST_FORM}, "num_envs 64, episodes that are made side by side, and buffer_size is 16"),
     ({"gym_config": {"id": "x"}, "task_cfg": {"noise": 0.0}}, "the expert of a gym_config takes action_config"),
     ({"gym_config": "push.json"}, "mappings, as json.load gives them, not file paths"),

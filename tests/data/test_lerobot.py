@@ -243,7 +243,7 @@ def test_a_wrong_episode_is_refused_and_the_next_one_kept(tmp_path: Path, bad: C
     (SPEC, {"fps": 0}, "fps must be a whole number"),
     (SPEC, {"fps": 29.97}, "fps must be a whole number"),
     (SPEC, {"file_size_mb": 0}, "file_size_mb must be finite and above 0"),
-    (SPEC, {"images": "gif"}, "images is 'gif'; give one of video, png"),
+    (SPEC, {"images": "gif"}, "images is 'gif'; use one of video, png"),
     (EpisodeSpec({"c": ((15, 24, 3), "uint8")}), {}, "15 x 24; a video needs even sides"),
     (EpisodeSpec({"c": ((2,), "complex64")}), {}, "cannot be kept"),
 )
@@ -253,7 +253,7 @@ def test_what_the_format_cannot_hold_is_refused(tmp_path: Path, spec: EpisodeSpe
 
 
 def test_a_folder_is_gone_on_with_only_if_asked_and_alike(kept: Path) -> None:
-    refused(EpisodeWriter, kept, SPEC, fps=20, match="give append=True", error=FileExistsError)
+    refused(EpisodeWriter, kept, SPEC, fps=20, match="pass append=True", error=FileExistsError)
     refused(EpisodeWriter, kept, SPEC, fps=30, append=True, match="has fps 20, the writer 30")
     refused(EpisodeWriter, kept, CAMERA, fps=20, append=True, match="has features")
     with pytest.raises(ValueError, match=r"not a recording of ejax's: there is no meta/ejax\.json"):
@@ -608,7 +608,7 @@ def test_the_command_line_records_and_goes_on(tmp_path: Path, capsys: pytest.Cap
     command = ["--task", "data_tasks:Toy", "--task-cfg", '{"lengths": [7]}', "--to", str(tmp_path), "--fps", "20"]
     assert main([*command, "--episodes", "2"]) == 0
     assert main([*command, "--episodes", "2"]) == 1
-    assert "give append=True" in capsys.readouterr().err
+    assert "pass append=True" in capsys.readouterr().err
     assert main([*command, "--episodes", "3", "--append"]) == 0
     assert f"{tmp_path} has 5 episodes" in capsys.readouterr().out
     assert EpisodeReader(tmp_path).lengths.tolist() == [7] * 5

@@ -528,7 +528,7 @@ def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
     ({"algorithm": {"name": "ppo"}}, "data", "ppo learns from its environments"),
     ({"algorithm": {"name": "bc", "cfg": {"los": "nll"}}}, "algorithm.cfg.los", "Did you mean 'loss'?"),
     ({"env": {"id": "PointMassRL", "cfg": {"action_chunk": 5}}}, "data.chunk_size", "decides on 5 actions together"),
-    ({"data": {**ENGINE, "history_length": 2}}, "data.history_length", "the policy remembers nothing; give 1, or"),
+    ({"data": {**ENGINE, "history_length": 2}}, "data.history_length", "the policy remembers nothing; set it to 1, or"),
     (
         {"data": {**ENGINE, "history_length": 1, "sampling_mode": "boundary"}},
         "data.sampling_mode",

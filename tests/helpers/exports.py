@@ -61,7 +61,7 @@ def copy_of(exported: Path, to: Path) -> Path:
 
 
 def seal(folder: Path, *names: str) -> None:
-    """Give changed files their new digests."""
+    """Write the new digests of changed files."""
     digests = {name: sha256(folder / name) for name in names}
     rewrite(folder, "parity.json", lambda report: report["sha256"].update(digests))
 

@@ -245,7 +245,7 @@ def test_single_rows_are_reset_by_the_environments_own_option() -> None:
 
 @cases(
     "partial option message",
-    (None, "env_ids", r"for rows \[1\] changed other rows too; give .*row_reset_option"),
+    (None, "env_ids", r"for rows \[1\] changed other rows too; set .*row_reset_option"),
     ("env_idx", "env_ids", "changed other rows too"),
     ("env_ids", None, r"rows \[1\] must be reset, and row_reset_option is off"),
 )

@@ -201,7 +201,7 @@ def test_a_missing_file_is_found(exported: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify_main([str(tmp_path)]) == 2
-    assert "parity.json: give a folder that ejax export" in capsys.readouterr().err
+    assert "parity.json: use a folder that ejax export" in capsys.readouterr().err
 
 
 def test_a_deprecated_format_is_announced(

@@ -73,7 +73,7 @@ def test_a_run_is_exported_verified_and_acts_as_it_did(run: Path) -> None:
     np.testing.assert_allclose(action, jnp.clip(distribution.mode(), -1.0, 1.0), rtol=1e-5, atol=1e-6)
     for mine, its in zip(after, jax.tree.leaves(remembered), strict=True):
         np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-6)
-    refused(read_export, to, build_env(config), word="holds the program of a policy; give its run")
+    refused(read_export, to, build_env(config), word="holds the program of a policy; use its run")
     if "pt" in HERE:
         twin = importlib.import_module("interop.policy").load_policy(to)
         first, second = (twin.act(np.asarray(ROWS)) for _ in range(2))
@@ -290,7 +290,7 @@ def test_a_distribution_of_ones_own_gives_its_mode_alone() -> None:
 
 def test_an_observation_that_is_neither_numbers_nor_an_image_is_refused() -> None:
     leaves = {"mode": gymnasium.spaces.MultiBinary(3), **observed(PointMassRL())}
-    refused(EXPORTER.describe, Peaked(), leaves, word="the observation has mode int8[3]; let the environment give")
+    refused(EXPORTER.describe, Peaked(), leaves, word="the observation has mode int8[3]; let the environment return")
 
 
 class Named(nn.Module):

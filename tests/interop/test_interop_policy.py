@@ -190,7 +190,7 @@ def test_tensors_as_embodichains_first_versions_use_them() -> None:
     assert twin.log_std.grad is not None
     td = twin({"observation": tensor(obs)}, deterministic=True)  # the pull request's name
     assert set(td) == {"observation", "action", "sample_log_prob", "value", "loc", "scale"}
-    refused(twin.evaluate_actions, tensor(obs), word="an observation without actions; give evaluate_actions")
+    refused(twin.evaluate_actions, tensor(obs), word="an observation without actions; call evaluate_actions")
     refused(twin.evaluate_actions, tensor(obs), action[:, :1], word="the actions are [32, 1], must be [32, 3]")
 
 
@@ -343,11 +343,11 @@ def test_parts_of_a_nested_observation_that_do_not_fit_are_named(nested: Any) ->
 
 
 def test_an_export_that_lacks_what_it_takes_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"policy\.json: give a folder that ejax export RUN"):
+    with pytest.raises(FileNotFoundError, match=r"policy\.json: use a folder that ejax export RUN"):
         interop_policy.load_policy(tmp_path / "none")
     policy, obs = policy_with(), observations(2)
     (tmp_path / "policy.json").write_text(spec_to_json(spec_of(policy, Observed(obs[0]))))
-    with pytest.raises(FileNotFoundError, match=r"policy\.pt: give a folder .* with this format among its --formats"):
+    with pytest.raises(FileNotFoundError, match=r"policy\.pt: use a folder .* with this format among its --formats"):
         interop_policy.load_policy(tmp_path)
     for content, message in (
         ({}, r"must hold a state_dict as 'policy', got None"),

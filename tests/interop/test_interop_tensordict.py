@@ -285,7 +285,7 @@ def test_mistakes_are_named() -> None:
         refused(rollout_to_dict, wrong, layout, last_obs=last, match=message)
     refused(rollout_to_dict, rollout, "ned", word="no layout 'ned'; there is head, pr122, seed")
     for layout in ("head", "pr122"):
-        refused(rollout_to_dict, rollout, layout, word="give last_obs")
+        refused(rollout_to_dict, rollout, layout, word="pass last_obs")
     with pytest.raises(ValueError, match="extras reward are named like fields"):
         rollout_to_dict(rollout.replace(extras={"reward": rollout.reward}), "head", last_obs=last_obs)
     data = rollout_to_dict(rollout, "pr122", last_obs=last_obs)

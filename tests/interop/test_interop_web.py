@@ -149,7 +149,7 @@ def test_a_policy_that_is_no_mlp_is_refused() -> None:
 @cases(
     "options text",
     ("--web page.txt", "a page is written as .html"),
-    ("--web page.html --wasm .", "there is none in .: npm install @mujoco/mujoco, then give --wasm node_modules"),
+    ("--web page.html --wasm .", "there is none in .: npm install @mujoco/mujoco, then pass --wasm node_modules"),
     ("--web page.html --push 1 --speed 2", "--web takes no --speed, --push"),
     ("--wasm .", "--wasm goes with --web"),
 )

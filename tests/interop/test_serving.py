@@ -252,7 +252,7 @@ def test_a_flow_of_a_run_goes_on_as_the_plan_that_a_client_sends(monkeypatch: py
     np.testing.assert_allclose(alone, plain[0], atol=1e-6)
     assert np.abs(guided + plain[0])[:2].max() < 0.6 * np.abs(2.0 * plain[0])[:2].max()
     for wrong, text in (
-        ({"continue.actions": plan["continue.actions"]}, "give both 'continue.actions' and 'continue.weights'"),
+        ({"continue.actions": plan["continue.actions"]}, "pass both 'continue.actions' and 'continue.weights'"),
         (plan | {"continue.weights": np.ones(3)}, r"'continue.weights' is float64\[3\]; must be \[8\]"),
     ):
         refused(served.leaves, {**obs, **wrong}, match=text)

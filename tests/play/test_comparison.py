@@ -215,7 +215,7 @@ def test_a_trained_policy_does_the_same_by_mjx(tmp_path: Path) -> None:
 def test_options_of_a_comparison_alone_are_refused(capsys: Any) -> None:
     for option in (["--explain"], ["--tolerance", "0"]):
         assert main(["RUN", *option]) == 2
-        assert f"{option[0]} belongs to a comparison: give --engine A,B" in capsys.readouterr().err
+        assert f"{option[0]} belongs to a comparison: pass --engine A,B" in capsys.readouterr().err
 
 
 @refusals((["c", "bullet"], "--engine", "'bullet'"), (["c", "mujoco"], "--engine", "once"))

@@ -39,7 +39,7 @@ def test_single_actions_of_a_runs_chunks_are_evaluated_in_a_table(
     "options text",
     (["--chunks", "rtc"], "--chunks rtc guides a flow (head.type: flow), which this policy is not"),
     (["--chunks", "now"], "no way to execute chunks 'now'"),
-    (["--chunks", "async", "--latency", "2"], "no config states how it holds: give --hold zero"),
+    (["--chunks", "async", "--latency", "2"], "no config states how it holds: pass --hold zero"),
     (["--chunks", "async", "--latency", "5", "--hold", "zero"], "8 actions, 5 steps late, got one in 5 steps"),
     (["--chunks", "async", "--latency", "0.5"], "--latency: got 0.5; must be whole control steps"),
     (["--chunks", "async", "--hold", "zero,last,zero"], "--hold: got zero,last,zero; must be zero or last, once or"),

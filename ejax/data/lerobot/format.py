@@ -95,7 +95,7 @@ def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) ->
     """Make the columns of a task's frame fields; ``names`` has features by path, e.g. ``{"actions": "action"}``. Raises
     ValueError for a name that is unknown, given twice or LeRobot's own, or a field that the format cannot hold."""
     if images not in get_args(Images):
-        raise ValueError(f"images is {images!r}; give one of {', '.join(get_args(Images))}")
+        raise ValueError(f"images is {images!r}; use one of {', '.join(get_args(Images))}")
     if unknown := sorted(set(names) - set(spec.frames)):
         raise ValueError(f"names has {unknown}, which are not frame fields; there is {', '.join(spec.frames)}")
     columns = [
@@ -245,7 +245,7 @@ def _column(path: str, feature: str, shape: tuple[int, ...], dtype: str, images:
         dtype = np.dtype(dtype).name
     if dtype == "uint8" and len(shape) == 3 and shape[2] == 3:
         if images == "video" and (shape[0] % 2 or shape[1] % 2):  # yuv420p halves both sides
-            text = f"images '{path}' are {shape[0]} x {shape[1]}; a video needs even sides; give images='png'"
+            text = f"images '{path}' are {shape[0]} x {shape[1]}; a video needs even sides; use images='png'"
             raise ValueError(text)
         return Column(path, feature, shape, dtype, images)
     if kind in "SU" and shape == ():

@@ -112,7 +112,7 @@ class RecordedEpisodes(ChunkSource):
         if not rows.size:
             raise DataUnavailableError(
                 f"No valid chunk of {chunk_size} frames in mode '{mode}' in {allowed.sum()} episodes of up to "
-                f"{self._lengths.max()} frames; give a smaller chunk_size or another sampling_mode"
+                f"{self._lengths.max()} frames; use a smaller chunk_size or another sampling_mode"
             )
         # the same two calls of the generator as ``draw_windows``: a folder and a buffer of its episodes draw alike
         chosen = rows[rng.integers(len(rows), size=count)]
@@ -140,5 +140,5 @@ def _chosen(episodes: Sequence[int] | None, reader: EpisodeReader) -> NDArray[np
     if chosen.min() < 0 or chosen.max() >= count:
         raise IndexError(f"episodes are 0 to {count - 1} in {folder}, got {chosen.min()} to {chosen.max()}")
     if len(set(chosen.tolist())) < len(chosen):
-        raise ValueError(f"episodes names some twice: {list(chosen)}; give each once")
+        raise ValueError(f"episodes names some twice: {list(chosen)}; name each once")
     return chosen

@@ -216,7 +216,7 @@ class EpisodeWriter:
             there = sorted(name for name in found if not is_side_file(name))
             if there and not append:
                 raise FileExistsError(
-                    f"{self.folder} is not empty, it has {', '.join(there[:5])}; give append=True to continue with it, "
+                    f"{self.folder} is not empty, it has {', '.join(there[:5])}; pass append=True to continue with it, "
                     f"or a new folder"
                 )
             self._recording = open_recording(self.folder, self._format)
