@@ -88,7 +88,7 @@ def main() -> int:
     if args.json and args.json.exists():
         found = json.loads(args.json.read_text())
         if found["machine"] != machine:
-            print(f"{args.json} is of another machine or other versions; give another file", file=sys.stderr)
+            print(f"{args.json} is of another machine or other versions; name another file", file=sys.stderr)
             return 2
         found["measurements"] = [each for each in found["measurements"] if "error" not in each["result"]]
     done = [{**each, "result": None} for each in found["measurements"]]

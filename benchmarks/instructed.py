@@ -97,7 +97,7 @@ def _parse() -> argparse.Namespace:
 def _named(text: str) -> tuple[str, Path]:
     name, given, path = text.partition("=")
     if not given or not Path(path).is_dir():
-        raise argparse.ArgumentTypeError(f"give NAME=FOLDER of a run, got {text!r}")
+        raise argparse.ArgumentTypeError(f"pass NAME=FOLDER of a run, got {text!r}")
     return name, Path(path)
 
 

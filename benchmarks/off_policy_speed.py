@@ -42,7 +42,7 @@ with tempfile.TemporaryDirectory() as folder:
     rows = [json.loads(line) for line in log.read_text().splitlines()]
 timed = [row for row in rows if row["step"] >= warm and "charts/SPS" in row]
 if len(timed) < 2:
-    sys.exit(f"the log has {len(timed)} lines from step {warm} on, and two are needed: give a larger --steps, or --set "
+    sys.exit(f"the log has {len(timed)} lines from step {warm} on, and two are needed: pass a larger --steps, or --set "
              "trainer.log_freq_updates=1")
 first, last = timed[0], timed[-1]
 print(json.dumps({"steps_per_s": (last["step"] - first["step"]) / (last["time"] - first["time"])}))
@@ -122,7 +122,7 @@ def main() -> None:
         ours = [sys.executable, "-W", "ignore", "-c", _OURS]
         programs["ejax"] = [*ours, str(args.config), args.env, *numbers, "SEED", *args.set]
     if not programs:
-        parser.error("nothing to time: give --config, --sb3-python or --sbx-python")
+        parser.error("nothing to time: pass --config, --sb3-python or --sbx-python")
     ran = partial(last_json, threads=args.threads)
     rates: dict[str, list[float]] = {name: [] for name in programs}
     products: dict[str, list[float]] = {}

@@ -97,7 +97,7 @@ def export(runs: Sequence[Path], file: Path) -> int:
     for row in rows:
         if (other := owners.setdefault(row[:3], row.source)) != row.source:
             raise TableError(
-                f"{other} and {row.source} are both {row.exp_name}, {row.env_name}, seed {row.seed}: give one of them"
+                f"{other} and {row.source} are both {row.exp_name}, {row.env_name}, seed {row.seed}: keep one of them"
             )
     rows.sort(key=lambda row: (*row[:2], _numbered(row.seed), row.metric, row.env_step))
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def run_rows(given: Path) -> Iterator[Row]:
         curves = {metric: curve for metric, tag in TAGS.items() if (curve := run.series(tag))}
         identifier = run.config["env"].get("id")
         if not identifier:
-            raise TableError(f"{folder} has no env.id in its config: give runs that were trained in an environment")
+            raise TableError(f"{folder} has no env.id in its config: pass runs that were trained in an environment")
         if not curves:
             raise TableError(f"{folder} has no evaluations in its log: train it with trainer.enable_eval=true")
         name, seed = run.trainer.exp_name, str(run.trainer.seed)
@@ -182,22 +182,22 @@ def collect(name: str, rows: Iterable[Row], metric: str) -> Side:
         task = row.env_name.replace("_", "-")
         curve = side.curves.setdefault(task, {}).setdefault(row.seed, {})
         if (other := sources.setdefault((task, row.seed), row.source)) != row.source:
-            side.problems[task] = f"seed {row.seed} of {name} is in {other} and in {row.source}: give one of them"
+            side.problems[task] = f"seed {row.seed} of {name} is in {other} and in {row.source}: keep one of them"
         elif (method := names.setdefault((task, row.source), row.exp_name)) != row.exp_name:
             side.problems[task] = f"{row.source} has it of {method} and of {row.exp_name}: keep the rows of one of them"
         elif str(before := curve.setdefault(row.env_step, row.value)) != str(row.value):  # nan is nan
             side.problems[task] = (
                 f"seed {row.seed} of {name} has two values at step {row.env_step:,.0f}, {_short(before)} and "
-                f"{_short(row.value)}: give the runs seeds of their own, or take one of them out"
+                f"{_short(row.value)}: use another seed for each run, or take one of them out"
             )
     if not side.curves:
         known = ", ".join(f"{each} ({count:,} rows)" for each, count in counts.items()) or "no rows"
-        raise TableError(f"{name}: no row is of the metric {metric}; there are {known}. Give --metric one of those")
+        raise TableError(f"{name}: no row is of the metric {metric}; there are {known}. Use --metric for one of those")
     return side
 
 
 def pair(runs: Side, table: Side, at: int | None) -> tuple[list[Compared], dict[str, str]]:
-    """Compare each task at step ``at``, or the last that all its seeds have; give reasons for those that cannot be."""
+    """Compare each task at step ``at``, or the last that all its seeds have; return reasons where that fails."""
     found, reasons = [], {}
     for task in sorted(runs.curves.keys() | table.curves.keys()):
         try:
@@ -227,13 +227,13 @@ def _pair_one(task: str, sides: tuple[Side, Side], at: int | None) -> Compared:
         for seed, each in near.items():
             curve = seeds[seed]
             if abs(each - step) > NEAR * step:
-                remedy = f"give --at {each:.0f}" if max(curve) > step else f"train it on, or give --at {last:.0f}"
+                remedy = f"pass --at {each:.0f}" if max(curve) > step else f"train it on, or pass --at {last:.0f}"
                 raise TableError(
                     f"seed {seed} of {side.name} has no evaluation within {NEAR:.0%} of step {step:,.0f}; the "
                     f"nearest is at {each:,.0f}: {remedy}"
                 )
             if not np.isfinite(curve[each]):
-                raise TableError(f"seed {seed} of {side.name} is {curve[each]} at step {each:,.0f}; give another --at")
+                raise TableError(f"seed {seed} of {side.name} is {curve[each]} at step {each:,.0f}; pass another --at")
         scores.append(np.array([seeds[seed][near[seed]] for seed in sorted(seeds, key=_numbered)]))
         low, high = min(near.values()), max(near.values())
         steps.append(f"{low:,.0f}" + (f" to {high:,.0f}" if high > low else ""))

@@ -233,7 +233,7 @@ def train_one(out: Path, path: Path, changes: Sequence[str], seed: int, peer: st
 
 
 def train_ours(path: Path, seed: int, episodes: int, runs: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Train a config in its own process, evaluate it in fresh episodes, and give its facts."""
+    """Train a config in its own process, evaluate it in fresh episodes, and return its facts."""
     own = [f"trainer.seed={seed}", f"trainer.final_eval_episodes={episodes}", f"trainer.output_dir={runs}"]
     return last_line([sys.executable, "-c", _OURS, str(path), *overrides, *own, "trainer.console=false"])
 

@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if (args.script is None) == (args.run is None):
-        parser.error("give --script or --run")
+        parser.error("pass --script or --run")
     if args.script:
         _, clip = from_script(args.script, args.robot, args.seconds)
     else:

@@ -113,7 +113,7 @@ def limits_of(contract: Mapping[str, Any], change_rate: float, hz: float) -> Lim
     action = contract["action"]
     low, high = ([np.nan if x is None else x for x in action.get(name, [None])] for name in ("low", "high"))
     if "chunk" in action:
-        raise ValueError("this policy decides on chunks: give --chunks async, or another way to execute them")
+        raise ValueError("this policy decides on chunks: pass --chunks async, or another way to execute them")
     if np.isnan([*low, *high]).any():
         raise ValueError("this loop needs actions with finite bounds, 'low' and 'high' in contract.json")
     bounds = np.array(low, float), np.array(high, float)
@@ -303,7 +303,7 @@ def chunk_player(args: argparse.Namespace, contract: Mapping[str, Any], limits: 
     if "chunk" not in contract["action"] or len(inputs_of(contract)) < len(contract["observation"]):
         raise ValueError("--chunks is for a policy that decides on chunks, and has no memory")
     if args.server is None and args.chunks == "rtc":
-        raise ValueError("policy.onnx cannot continue a plan: serve the run, and give --server; or --chunks async")
+        raise ValueError("policy.onnx cannot continue a plan: serve the run, and pass --server; or --chunks async")
     shape, keeps = contract["action"]["chunk"]["shape"], (args.hold == "last",) * len(limits.low)
     rule = Execution(args.chunks, shape[0], args.latency, args.every, keeps)
     if args.server is None:
@@ -313,7 +313,7 @@ def chunk_player(args: argparse.Namespace, contract: Mapping[str, Any], limits: 
 
     client, entries = Client(args.server, os.environ.get("EJAX_SERVE_TOKEN")), inputs_of(contract)
     if args.chunks == "rtc" and not client.metadata["continues"]:
-        raise ValueError("--chunks rtc guides a flow, which the served policy is not: give --chunks async")
+        raise ValueError("--chunks rtc guides a flow, which the served policy is not: pass --chunks async")
     return ChunkPlayer(rule, lambda obs, *plan: client.infer_chunk(split(obs, entries), *plan), limits.low, limits.high)
 
 

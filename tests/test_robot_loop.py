@@ -120,12 +120,12 @@ def test_chunks_are_executed_within_the_limits_and_refused_without_a_method(tmp_
     env = {"cfg": {"action_chunk": 4, "episode_length": 9}, "wrappers": [{"ActionChunk": {"size": 4}}, {"Other": {}}]}
     action = {"low": [-1.0, 0.0] * 4, "high": [1.0, 4.0] * 4, "chunk": {"shape": [4, 2], "action_rate_hz": 25.0}}
     whole = {"observation": [], "action": action, "env": env, "control_rate_hz": 6.25}
-    refused(limits_of, whole, 1.0, 50.0, match="this policy decides on chunks: give --chunks")
+    refused(limits_of, whole, 1.0, 50.0, match="this policy decides on chunks: pass --chunks")
     contract = of_single_actions(whole)
     assert contract["action"] == {"low": [-1.0, 0.0], "high": [1.0, 4.0]} and contract["control_rate_hz"] == 25.0
     assert contract["env"] == {"cfg": {"episode_length": 9}, "wrappers": [{"Other": {}}]}
     args = SimpleNamespace(directory=tmp_path, chunks="rtc", latency=1, every=2, hold="zero", server=None)
-    with pytest.raises(ValueError, match=r"policy.onnx cannot continue a plan: serve the run, and give --server"):
+    with pytest.raises(ValueError, match=r"policy.onnx cannot continue a plan: serve the run, and pass --server"):
         chunk_player(args, whole, limits())
     robot = Robot(5 * [True])
     with ChunkPlayer(Execution("async", 4, 1, 2), lambda *_: np.full((4, 2), 0.75), [-1, -1], [1, 1]) as player:

@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace) -> int:
         print("\n".join(exceeded) or f"{args.budgets}: all within their budgets")
         return 1 if exceeded else 0
     if config is None:
-        raise ConfigError([], "give --config FILE, or --budgets FILE to check budgets")
+        raise ConfigError([], "pass --config FILE, or --budgets FILE to check budgets")
     found = count_kernels(config, args.overrides, target=args.target, gpus=args.gpus, hosts=args.hosts)
     show(found, Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False))
     if args.json is not None:

@@ -85,10 +85,10 @@ def test_the_evaluation_next_to_the_step_counts_if_it_is_near(tables: ModuleType
     assert found.step == 303  # the last that all have
     found, none = tables.pair(*sides, 5000)
     assert not found and none["Ant-v4"] == (
-        "seed 0 of b has no evaluation within 5% of step 5,000; the nearest is at 303: train it on, or give --at 303"
+        "seed 0 of b has no evaluation within 5% of step 5,000; the nearest is at 303: train it on, or pass --at 303"
     )
     assert (
-        "seed 1 of a has no evaluation within 5% of step 400; the nearest is at 320: give --at 320"
+        "seed 1 of a has no evaluation within 5% of step 400; the nearest is at 320: pass --at 320"
         in (tables.pair(*sides, 400)[1]["Ant-v4"])
     )
 
@@ -98,7 +98,7 @@ def test_the_evaluation_next_to_the_step_counts_if_it_is_near(tables: ModuleType
     ("steps,trial_0", "0,1", r"lacks the columns exp_name, .*value; it has steps, trial_0\. A table has exp_name, "),
     (HEADER, "x,Ant-v4,1,avg_return,many,1", r"line 2: env_step 'many' and value '1' are not two numbers; correct"),
     (HEADER, "x,Ant-v4,1,avg_return", "line 2: env_step None and value None are not two numbers"),
-    (HEADER, "x,Ant-v4,1,success,1,1", r"no row is of the metric avg_return; there are success \(1 rows\)\. Give --"),
+    (HEADER, "x,Ant-v4,1,success,1,1", r"no row is of the metric avg_return; there are success \(1 rows\)\. Use --"),
 )
 def test_a_table_that_cannot_be_read_is_an_error(
     tables: ModuleType, tmp_path: Path, header: str, line: str, error: str
@@ -120,7 +120,7 @@ def test_runs_become_a_table_that_says_the_same(tables: ModuleType, tmp_path: Pa
     ]
     of_runs, of_file = (tables.collect("a", tables.rows_of(paths), "avg_return") for paths in (runs, [file]))
     assert of_runs == of_file
-    with pytest.raises(tables.TableError, match="are both tiny, Pendulum-v1, seed 9: give one of them"):
+    with pytest.raises(tables.TableError, match="are both tiny, Pendulum-v1, seed 9: keep one of them"):
         tables.export([*runs, make_run(tmp_path / "again", 9, {100: 1.0})], file)
 
 
