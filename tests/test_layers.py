@@ -182,7 +182,6 @@ def imports_at_start(path: Path) -> Iterator[str]:
             yield from (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
 
 
-@pytest.mark.slow
 def test_tests_are_collected_without_torch() -> None:
     files = {module(path.relative_to(ROOT)): path for path in (ROOT / "interop").rglob("*.py")}
     needs, size = {"torch", "tensordict"}, 0

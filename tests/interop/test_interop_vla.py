@@ -44,8 +44,6 @@ from interop.artefacts.texts import adversarial_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy
 from interop.exporters.record import actor_function, described, exporter_of, spec_of
-from interop.onnx_policy import load_policy as load_onnx_policy
-from interop.policy import load_policy
 from interop.standalone_verify import ParityError, load_cases, measure, open_session
 from interop.twin.kinds import load_spec, spec_from_json, spec_to_json
 from interop.twin.sentences import Sentences
@@ -556,7 +554,8 @@ def test_a_policy_of_sentences_takes_any_where_it_is_deployed(tmp_path: Path, mo
     obs = observations(env, 2)
     given = {**obs, "instruction": np.stack([as_bytes(text, 64)] * 2)}
     expected = np.clip(policy.apply(params, given)[0].mode(), -1.0, 1.0)
-    for read in (load_policy, load_onnx_policy):
+    readers = [functools.partial(load_by, {"pt": "torch"}.get(each, each)) for each in formats]
+    for read in readers:
         np.testing.assert_allclose(read(folder).act({**obs, "instruction": text}), expected, atol=1e-4)
         np.testing.assert_allclose(read(folder).act(given), expected, atol=1e-4)
     reader = Sentences.load(folder)
@@ -566,11 +565,13 @@ def test_a_policy_of_sentences_takes_any_where_it_is_deployed(tmp_path: Path, mo
         reader.encode("very " * 20)
     whole = (folder / "minilm.npz").read_bytes()
     (folder / "minilm.npz").write_bytes(whole[:5000])
-    refused(load_policy, folder, match=r"minilm\.npz")
+    for read in readers:
+        refused(read, folder, match=r"minilm\.npz")
     (folder / "minilm.npz").write_bytes(whole)
     raw = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(raw | {"type": "words", "vocabulary": ["red"]}))
-    with pytest.raises(ValueError, match="type"):
-        load_policy(folder)
+    for read in readers:
+        with pytest.raises(ValueError, match="type"):
+            read(folder)
     with pytest.raises(ParityError, match=r"tokenizer\.json"):
         verify(folder)
