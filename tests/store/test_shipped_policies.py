@@ -80,7 +80,7 @@ def test_what_is_in_the_working_folder_wins() -> None:
 
 
 def test_an_unknown_name_lists_them() -> None:
-    with pytest.raises(FileNotFoundError, match=r"point_mass, push_cube\. Did you mean 'push_cube'\?"):
+    with pytest.raises(FileNotFoundError, match=r"push_cube, quadruped\. Did you mean 'push_cube'\?"):
         open_policy_run(Path("push_cub"))
 
 
