@@ -83,6 +83,12 @@ def test_files_that_a_page_names_exist(page: str) -> None:
         assert (ROOT / name).exists() or name in OF_A_RUN or gymnasiums or name.endswith("/NAME"), name
 
 
+def test_files_and_folders_of_the_architecture_exist() -> None:
+    named = [name for name in code_of("architecture.md") if re.fullmatch(r"[\w/]+(\.py|/)", name)]
+    missing = [name for name in named if not any((ROOT / top / name).exists() for top in ("", "ejax", "ejax/envs"))]
+    assert len(named) > 30 and missing == []
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith(OTHERS)])
 def test_identifiers_that_a_page_names_occur_in_the_code(page: str, words: set[str]) -> None:
     named = set(re.findall(r"(?<![\w-])(?!test_)[A-Za-z_]\w*", " ".join(code_of(page))))
