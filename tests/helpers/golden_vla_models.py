@@ -11,6 +11,7 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from golden_pairs import Pair
 from golden_pairs import load as load_golden
 from safetensors.numpy import save_file
@@ -41,11 +42,10 @@ def write_folder(folder: Path, kind: str, rename: Any = lambda name: name, **opt
     save_file(stats, folder / "stats.safetensors")
     step = {"registry_name": "normalizer_processor", "config": {"eps": 1e-8}, "state_file": "stats.safetensors"}
     (folder / "policy_preprocessor.json").write_text(json.dumps({"name": "policy_preprocessor", "steps": [step]}))
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretrained")
     words = {"<unk>": 0, "put": 3, "the": 4, "red": 5, "cube": 6, "\n": 7}
-    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(" ", "removed")
     made.save(str(folder / "tokenizer.json"))
     return folder
 

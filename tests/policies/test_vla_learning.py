@@ -157,6 +157,7 @@ def test_weights_are_written_as_lerobot_names_and_lays_them_out(kind: str, tmp_p
 
 
 def test_a_folder_for_lerobot_acts_as_the_policy(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs the extra pretrained")
     from ejax.policies.vla.lerobot_policy import open_folder
     from interop.exporters.lerobot import export_lerobot
 
