@@ -76,7 +76,7 @@ class GRPOConfig(MinibatchOptions):
     @model_validator(mode="after")
     def _shares_what_it_resets(self) -> "GRPOConfig":
         if "shared_start" in self.model_fields_set and self.shared_start and not self.reset_every_rollout:
-            text = "shared_start is true, but without reset_every_rollout there is no common start to share"
+            text = "shared_start is true, but without reset_every_rollout no start is common to the group"
             raise ValueError(f"{text}; set reset_every_rollout: true or leave shared_start out")
         return self
 

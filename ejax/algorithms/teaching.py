@@ -85,7 +85,7 @@ def teacher_problems(options: TeachersConfig | None, key: str) -> Iterator[Probl
     if options.when is not None:
         yield Problem(f"{key}.when", "is for an entry of teachers; leave it out")
     if (options.teacher is None) == (not options.teachers):
-        text = "is missing: there is nobody to learn from" if options.teacher is None else "got one besides teachers"
+        text = "is missing: a student needs a teacher" if options.teacher is None else "got one besides teachers"
         yield Problem(f"{key}.teacher", f"{text}; set {key}.teacher=RUN, or several as {key}.teachers")
     for i, each in enumerate(options.teachers):
         last = i == len(options.teachers) - 1

@@ -120,7 +120,7 @@ class BaseAlgorithm:
         """Learn from the last rollout. Returns the update's metrics. Raises ValueError: nothing was collected."""
         record = self._record()
         if self.state is None or self.rollout is None:
-            raise ValueError("there is no rollout to learn from; call collect_rollout first")
+            raise ValueError("no rollout has been collected; call collect_rollout first")
         static = {"policy": self.policy, "optimizer": record.make_optimizer(self.cfg), "config": self.cfg}
         self.state, metrics = record.update(self.state, self.rollout, self._keys()[1], **static)
         self.num_updates, self.rollout = self.num_updates + 1, None

@@ -307,7 +307,7 @@ class OnlineDataEngine(ChunkSource):
         consumer = self._consumer
         if consumer is None or consumer.pid != os.getpid():
             if self._ticket is None:
-                raise RuntimeError(f"the engine is in state {self.state.name}: there is no buffer")
+                raise RuntimeError(f"the engine is in state {self.state.name} and has no buffer")
             self._consumer = consumer = Consumer(self._ticket, self.cfg)
         return consumer
 

@@ -300,7 +300,7 @@ def play_run(
     )
     with opened as (directory, config, path):
         if viewer.randomize and not config.trainer.events.train:
-            text = "is empty: there is nothing for --randomize to switch on"
+            text = "is empty, so --randomize has nothing to switch on"
             raise ConfigError([Problem("trainer.events.train", text)])
         phase: Phase = "train" if viewer.randomize else "eval"
         quarantine = directory.results / "quarantine" / "play"

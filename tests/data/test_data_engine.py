@@ -137,7 +137,7 @@ class Walk:
         if self.state == ("CREATED" if name == "start" else "READY"):
             getattr(self, name)()
         else:
-            with pytest.raises(RuntimeError, match=f"{self.state}.*(there is no buffer|cannot be handed)?"):
+            with pytest.raises(RuntimeError, match=f"{self.state}.*(has no buffer|cannot be handed)?"):
                 getattr(self, name)()
         assert self.engine.state.name == self.state and self.engine.is_init == (self.state == "READY")
 

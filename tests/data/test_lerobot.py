@@ -256,7 +256,7 @@ def test_a_folder_is_gone_on_with_only_if_asked_and_alike(kept: Path) -> None:
     refused(EpisodeWriter, kept, SPEC, fps=20, match="pass append=True", error=FileExistsError)
     refused(EpisodeWriter, kept, SPEC, fps=30, append=True, match="has fps 20, the writer 30")
     refused(EpisodeWriter, kept, CAMERA, fps=20, append=True, match="has features")
-    with pytest.raises(ValueError, match=r"not a recording of ejax's: there is no meta/ejax\.json"):
+    with pytest.raises(ValueError, match=r"not a recording of ejax's: meta/ejax\.json is missing"):
         EpisodeWriter(GOLDEN, SPEC, fps=20, append=True)
 
 
@@ -392,7 +392,7 @@ def test_chunks_of_a_dataset_of_lerobots_are_drawn() -> None:
 
 
 def test_missing_files_are_named(kept: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"is not a LeRobot dataset: there is no meta/info\.json"):
+    with pytest.raises(FileNotFoundError, match=r"is not a LeRobot dataset: meta/info\.json is missing"):
         EpisodeReader(tmp_path)
     folder = copied(kept, tmp_path)
     (folder / "data/chunk-000/file-000.parquet").unlink()

@@ -225,7 +225,7 @@ def test_a_video_with_frames_ahead_of_the_count_grows_no_further(tmp_path: Path)
 def test_a_folder_that_lost_its_counts_is_not_begun_again(kept: Path) -> None:
     (kept / INFO).unlink()
     before = snapshot(kept)
-    refused(append, kept, match=r"there is no meta/info\.json", error=FileNotFoundError)
+    refused(append, kept, match=r"meta/info\.json is missing", error=FileNotFoundError)
     assert snapshot(kept) == before
 
 

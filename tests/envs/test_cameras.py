@@ -186,7 +186,7 @@ def refusing(*sensors: dict[str, Any], **observations: dict[str, Any]) -> dict[s
     (refusing({"sensor_type": "ContactSensor", "uid": "cam"}), "sensor[0].sensor_type", "no observation of contacts"),
     (refusing({**CAMERA, "uid": None}), "sensor[0].uid", "got None; must be a name"),
     (refusing({**CAMERA, "width": 0}), "sensor[0].width", "got 0; must be an integer >= 1"),
-    (refusing({**CAMERA, "enable_depth": True}), "sensor[0].enable_depth", "there are only colour pictures"),
+    (refusing({**CAMERA, "enable_depth": True}), "sensor[0].enable_depth", "only colour pictures are supported"),
     (refusing({**CAMERA, "intrinsics": [0, 1, 2, 3]}), "sensor[0].intrinsics", "fx and fy must be > 0"),
     (refusing({**CAMERA, "zoom": 2}), "sensor[0].zoom", "unknown key"),
     (refusing({**CAMERA, "intrinsics_right": [1, 1, 1, 1]}), "sensor[0].intrinsics_right", "unknown key"),

@@ -268,7 +268,7 @@ ONE = [{"step": 9, "lin_vel_x": [0.0, 1.0]}]
     ({"of": "command", "stages": [{"step": 1, "lin_vel_x": [1, 0]}]}, "[lowest, highest]"),
     ({"of": "rewards", "stages": [{"step": 1, "uprigt": 1}]}, "rewards has no 'uprigt'"),
     ({"of": "rewards", "stages": [{"step": 1, "upright": {"weight": 1}}]}, "are weights, which are numbers"),
-    ({"of": "push", "stages": [{"step": 1, "x": [0, 1]}]}, "there are no pushes"),
+    ({"of": "push", "stages": [{"step": 1, "x": [0, 1]}]}, "the task has no pushes; set push"),
     ({"of": "command", "every": 3, "stages": ONE}, "has no 'every'"),
     ids=str,
 )

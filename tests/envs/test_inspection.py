@@ -69,7 +69,7 @@ def test_the_kind_of_an_actuator_is_what_it_does(written: str, kind: str, contro
     ({'ctrlrange="-1.5 1.5"': 'ctrlrange="-90 90"'}, r"drive \(-90 to 90\): a ctrlrange far beyond the joint's"),
     ({'forcerange="-3 3"': ""}, "drive: a position drive without a force limit"),
     ({' kv="1"': "", ' damping="0.1"': ""}, "drive: an undamped position drive"),
-    ({DRIVE.findall(MODEL)[0]: "", ' ctrl="0.2"': ""}, "there are no actuators"),
+    ({DRIVE.findall(MODEL)[0]: "", ' ctrl="0.2"': ""}, "the model has no actuators"),
     (
         {INERTIAL: "", "<geom name": '<geom type="sphere" size=".1" contype="0" conaffinity="0"/><geom name'},
         "arm: visual geoms have mass too",

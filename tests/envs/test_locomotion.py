@@ -291,7 +291,7 @@ def test_what_no_joint_is_called_is_refused() -> None:
 
 
 def test_a_missing_file_is_named() -> None:
-    refused(robot_file, f"{FILE}/nowhere/duck.xml", match="model: there is no file /nowhere/duck")
+    refused(robot_file, f"{FILE}/nowhere/duck.xml", match="model: the file /nowhere/duck")
 
 
 def test_a_missing_package_is_named_with_the_remedy() -> None:

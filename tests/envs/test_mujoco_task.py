@@ -298,7 +298,7 @@ def test_a_file_is_found_beside_the_class(tmp_path: Path, monkeypatch: pytest.Mo
 
 @cases(
     "changes message",
-    ({"model": ""}, "there is no model; write model = 'robot.xml'"),
+    ({"model": ""}, "the task has no model; set model = 'robot.xml'"),
     ({"model": "no_such.xml"}, "no file no_such.xml in "),
     ({"model": "<mujoco><worldbody><bdy/></worldbody></mujoco>"}, "bdy"),
     ({"model": "<mujoco/>"}, "the model has no actuators"),

@@ -188,12 +188,12 @@ def test_what_is_wrong_is_refused(given: Any, key: str, word: str) -> None:
 
 def test_a_step_needs_an_episode() -> None:
     env = EjaxEnv("PointMassRL", episode_length=1)
-    refused(env.step, STAY, match="no episode yet", error=gymnasium.error.ResetNeeded)
+    refused(env.step, STAY, match="no episode has started", error=gymnasium.error.ResetNeeded)
     env.reset(seed=0)
     env.step(STAY)
     refused(env.step, STAY, match="the episode is over", error=gymnasium.error.ResetNeeded)
     vector = EjaxVectorEnv("PointMassRL", 2)
-    refused(vector.step, jnp.zeros((2, 2)), match="no episodes yet", error=gymnasium.error.ResetNeeded)
+    refused(vector.step, jnp.zeros((2, 2)), match="no episode has started", error=gymnasium.error.ResetNeeded)
     with pytest.raises(gymnasium.error.ResetNeeded, match=r"call reset\(\) without a mask"):
         vector.reset(options={"reset_mask": np.array([True, False])})
 

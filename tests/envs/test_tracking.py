@@ -98,7 +98,7 @@ def test_a_file_that_is_not_this_robots_is_refused(tmp_path: Path, change: dict[
 @cases(
     "cfg text",
     ({"motion": "quadruped_trott"}, "one of ejax's: quadruped_bow, quadruped_trot. Did you mean"),
-    ({"motion": "none.csv"}, "there is no clip none.csv"),
+    ({"motion": "none.csv"}, "unknown clip none.csv"),
     ({"starts": {"by": "luck"}}, "starts.by must be adaptive, uniform or first, got 'luck'"),
     ({"starts": {"rate": 0.0}}, "0 < rate <= 1"),
     ({"starts": {"bins": 3}}, "unexpected keyword argument 'bins'"),
@@ -288,4 +288,4 @@ def test_a_run_resumes_with_its_failures_to_the_same_bits(tmp_path: Path) -> Non
 def test_terms_of_a_reference_are_refused_elsewhere() -> None:
     world = ENV.observe_noisy(ENV.world(ENV.start(KEY)), KEY)
     bare: LeggedWorld = replace(world, legged=replace(world.legged, reference=None))
-    refused(TRACKING_REWARDS[0], bare, std=1.0, match="TrackingRL's")
+    refused(TRACKING_REWARDS[0], bare, std=1.0, match="only TrackingRL supports")

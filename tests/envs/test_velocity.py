@@ -201,7 +201,7 @@ def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
     "cfg text",
     ({"robot": "cat"}, "robot must be one of anymal_c, g1, go1, go2, h1_2, microduck, quadruped, got 'cat'"),
     ({"robot": "h1_2"}, "no known package has a model of h1_2: set model to the path"),
-    ({"robot": "go1", "model": "/nowhere/go1.xml"}, "there is no file /nowhere/go1.xml"),
+    ({"robot": "go1", "model": "/nowhere/go1.xml"}, "the file /nowhere/go1.xml does not exist"),
     ({"model": 3}, "model must be the path of a file, got 3"),
     ({"command": {"lin_vel": [0, 1]}}, "command has no 'lin_vel'; there is lin_vel_x"),
     ({"command": {"lin_vel_x": 1.0}}, "command.lin_vel_x must be two numbers"),

@@ -254,7 +254,7 @@ def test_without_a_display_the_remedy_is_a_video(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(viewer.sys, "platform", "linux")
     assert main([str(run)]) == 2
-    assert "no display for the viewer" in (error := capsys.readouterr().err) and "--video FILE" in error
+    assert "the viewer needs a display" in (error := capsys.readouterr().err) and "--video FILE" in error
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_options_that_the_model_has_not_are_refused(model: Any, text: str, tmp_p
 
 def test_statistics_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "pi0", "pi0", normalization_mapping={"STATE": "QUANTILES", "ACTION": "MEAN_STD"})
-    with pytest.raises(WeightsError, match="QUANTILES needs the statistics q01 and q99; there is no q01"):
+    with pytest.raises(WeightsError, match="QUANTILES needs the statistics q01 and q99; q01 is missing"):
         load(small("pi0", folder)[0], folder)
     (folder / "policy_preprocessor.json").unlink()
     norm = {name: {"mean": [0.5] * 32, "std": [2.0] * 32} for name in ("state", "actions")}

@@ -111,7 +111,7 @@ def load_info(folder: Path) -> dict[str, Any]:
     """
     where = folder / fmt.INFO
     if not inside(folder, fmt.INFO).exists():
-        raise FileNotFoundError(f"{folder} is not a LeRobot dataset: there is no {fmt.INFO}")
+        raise FileNotFoundError(f"{folder} is not a LeRobot dataset: {fmt.INFO} is missing")
     info = read_meta(folder, fmt.INFO)
     version = info.get("codebase_version") if isinstance(info, dict) else info
     remedy = "Convert it to that with a lerobot that knows both"

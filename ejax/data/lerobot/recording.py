@@ -122,7 +122,7 @@ def open_recording(folder: Path, format: Format) -> Recording:
         return recording
     info = load_info(folder)
     if not (folder / fmt.OURS).exists():
-        raise ValueError(f"{folder} is not a recording of ejax's: there is no {fmt.OURS}; record into a new folder")
+        raise ValueError(f"{folder} is not a recording of ejax's: {fmt.OURS} is missing; record into a new folder")
     _check_alike(folder, info, load_ours(folder, info), format)
     rows = load_episode_rows(folder, info["total_episodes"], format.columns, list(format.spec.episode), stats=True)
     if info.get("total_frames") != sum(row["length"] for row in rows):

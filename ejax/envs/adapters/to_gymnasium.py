@@ -64,7 +64,7 @@ class EjaxEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[PyTree, float, bool, bool, dict[str, Any]]:
         if self._rows is None or self._ended:
-            raise ResetNeeded(f"{'the episode is over' if self._ended else 'there is no episode yet'}; call reset()")
+            raise ResetNeeded(f"{'the episode is over' if self._ended else 'no episode has started'}; call reset()")
         given = np.asarray(action, self.action_space.dtype)[None]
         self._rows, timestep = _advance(self.env, self._rows, given)
         made = _row(timestep, 0)
@@ -109,13 +109,13 @@ class EjaxVectorEnv(VectorEnv[Any, Any, Any]):
         if rows is not None and (np.shape(rows) != (self.num_envs,) or np.asarray(rows).dtype != bool):
             raise ValueError(f"options['reset_mask'] must be bool [{self.num_envs}], got {rows!r}")
         if rows is not None and not self._begun:
-            raise ResetNeeded("there are no episodes yet for the other rows to continue; call reset() without a mask")
+            raise ResetNeeded("the other rows have not started an episode to continue; call reset() without a mask")
         self._begun = True
         return _copied(self.host.reset(seeds_of(seed, self.num_envs, self.np_random), rows)), {}
 
     def step(self, actions: Any) -> tuple[PyTree, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         if not self._begun:
-            raise ResetNeeded("there are no episodes yet; call reset()")
+            raise ResetNeeded("no episode has started; call reset()")
         made = self.host.step(np.asarray(actions, self.single_action_space.dtype))
         done = np.asarray(made.terminated | made.truncated)
         own = {name: value for name, value in made.info.items() if name != "valid"}

@@ -161,7 +161,7 @@ def with_curriculum(task: VelocityTask, curriculum: Mapping[str, Any], where: st
 
 def _checked(task: VelocityTask, stages: Stages) -> Stages:
     if stages.of == "push" and task.push is None:
-        raise ValueError("there are no pushes; set push")
+        raise ValueError("the task has no pushes; set push as well")
     own = task.numbers(stages.of)
     changes = [{name: x for name, x in stage.items() if name != "step"} for stage in stages.stages]
     if stages.of == "rewards":

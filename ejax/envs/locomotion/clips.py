@@ -46,7 +46,7 @@ def motion_file(motion: str) -> Path:
     if path.suffix not in (".npz", ".csv") or not path.is_file():
         names = sorted(each.stem for each in _FOLDER.glob("[!.]*.npz"))
         hint = f"a file .npz or .csv, or one of ejax's: {', '.join(names)}{did_you_mean(motion, names)}"
-        raise ValueError(f"motion: there is no clip {motion}; use {hint}")
+        raise ValueError(f"motion: unknown clip {motion}; use {hint}")
     return path.absolute()
 
 

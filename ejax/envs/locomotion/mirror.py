@@ -108,5 +108,5 @@ def other_sides(names: Sequence[str]) -> tuple[int, ...]:
     """Find the name of the other side for each name; one without a side is its own."""
     others = ["_".join(_SIDES.get(part, part) for part in name.split("_")) for name in names]
     if missing := [other for other in others if other not in names]:
-        raise ValueError(f"there is no {missing[0]} among {', '.join(names)}")
+        raise ValueError(f"{missing[0]} is not among {', '.join(names)}")
     return tuple(names.index(other) for other in others)

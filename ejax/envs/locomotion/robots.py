@@ -90,7 +90,7 @@ def robot_file(source: str) -> Path:
         return _ASSETS / source
     if source.startswith(FILE):
         if not (path := Path(inside)).is_file():
-            raise ValueError(f"model: there is no file {inside}; set it to the path of the robot's MJCF or URDF file")
+            raise ValueError(f"model: the file {inside} does not exist; set it to the robot's MJCF or URDF file")
         return path
     for folder in (package_folder(package), _folder_of_distribution(package)):
         if folder is not None and (path := folder / inside).is_file():

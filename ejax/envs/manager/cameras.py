@@ -22,13 +22,13 @@ _INTRINSICS = (600.0, 600.0, 320.0, 240.0)
 _BASELINE = (0.05, 0.0, 0.0)
 _LINKS = {"ee_link": "flange", "base_link": "base"}
 """EmbodiChain's link -> ejax's body in the same place."""
-_COLOURS_ONLY = "there are only colour pictures, which ejax's policies read; set it to false"
+_COLOURS_ONLY = "only colour pictures are supported; set it to false"
 _REFUSED = {
     "enable_depth": _COLOURS_ONLY,
-    "enable_mask": "there are no masks: bodies have no numbers here as in EmbodiChain's renderer; set it to false",
-    "enable_normal": "there are no normals: MuJoCo's renderer has none; set it to false",
+    "enable_mask": "masks are not supported: MuJoCo numbers bodies differently than EmbodiChain; set it to false",
+    "enable_normal": "normals are not supported: MuJoCo does not render them; set it to false",
     "enable_position": _COLOURS_ONLY,
-    "enable_disparity": "there is no depth, from which disparities are computed; set it to false",
+    "enable_disparity": "disparities are not supported: they need depth; set it to false",
 }
 _SENSORS = ("Camera", "StereoCamera")
 

@@ -115,7 +115,7 @@ class Window:
 def _launch(model: mujoco.MjModel, data: mujoco.MjData, on_key: Callable[[int], None]) -> Any:
     remedy = "pass --video FILE for a video instead"
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        raise RuntimeError(f"there is no display for the viewer (neither DISPLAY nor WAYLAND_DISPLAY); {remedy}")
+        raise RuntimeError(f"the viewer needs a display (DISPLAY or WAYLAND_DISPLAY); {remedy}")
     import mujoco.viewer  # starts GLFW
 
     try:

@@ -46,7 +46,7 @@ def inspect_model(asset: str, keyframe: str | int = "") -> Inspection:
     except ValueError as error:
         errors.append(str(error))
     if not model.nu:
-        warnings.append("there are no actuators: a task needs some; add an <actuator> section to the MJCF")
+        warnings.append("the model has no actuators, and a task needs some; add an <actuator> section to the MJCF")
     warnings = list(map(shorten, warnings))
     return Inspection(_facts(model), [table for table in tables if table[1]], warnings, errors)
 

@@ -24,7 +24,7 @@ _UNIT = re.compile(r"(?P<name>.*\S)\s*\[(?P<unit>[^\[\]]+)\]")
 def find_model(given: str, module: str) -> str:
     """Return MJCF as text unchanged, and a file as its absolute path. Raises ValueError: no model, or no such file."""
     if not given:
-        raise ValueError("there is no model; write model = 'robot.xml', a file next to the class's, or MJCF as text")
+        raise ValueError("the task has no model; set model = 'robot.xml', a file beside the class's, or MJCF as text")
     if given.lstrip().startswith("<"):
         return given
     given = expanded(given)

@@ -137,7 +137,7 @@ def tracking_errors(world: LeggedWorld) -> Array:
 
 def _both(world: LeggedWorld) -> tuple[Motion, Reference]:
     if world.legged.reference is None:
-        raise ValueError("there is no motion to track here: terms of a reference are TrackingRL's")
+        raise ValueError("this task tracks no motion: only TrackingRL supports terms of a reference")
     return world.legged.motion, world.legged.reference
 
 

@@ -205,7 +205,7 @@ def affine(stats: Mapping[str, Any], mode: str, into_model: bool) -> dict[str, N
     if mode not in (*ends, "MEAN_STD", "IDENTITY"):
         raise WeightsError(f"normalization_mapping has {mode}; ejax has MEAN_STD, IDENTITY, {', '.join(ends)}")
     if missing := [name for name in wanted if name not in stats]:
-        raise WeightsError(f"{mode} needs the statistics {' and '.join(wanted)}; there is no {missing[0]}")
+        raise WeightsError(f"{mode} needs the statistics {' and '.join(wanted)}; {missing[0]} is missing")
     shift, second = (np.asarray(stats[name], np.float64) for name in wanted)
     zero, one = np.zeros_like(shift), np.ones_like(shift)
     if mode == "IDENTITY":

@@ -189,7 +189,7 @@ def _reader(encoder: TextEncoderConfig, texts: Sequence[str]) -> Words | TokenSt
         return TokenStates(encoder.weights, encoder.max_words)
     words = encoder.vocabulary or vocabulary_of(texts)
     if not words:
-        raise ValueError("there are no words: set model_config.text_encoder.vocabulary, or vla_config.instruction")
+        raise ValueError("no words are known: set model_config.text_encoder.vocabulary, or vla_config.instruction")
     longest = max(texts, key=lambda each: len(split(each)), default="")
     if len(split(longest)) > encoder.max_words:
         text = f"model_config.text_encoder.max_words is {encoder.max_words}, but an instruction has"
