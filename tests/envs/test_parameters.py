@@ -19,7 +19,7 @@ from ejax.envs.mujoco.engine import Physics, PhysicsState, load_model
 from ejax.envs.mujoco.models import (
     FIELDS,
     ModelRows,
-    constants,
+    derived_fields,
     load_accelerated_model,
     load_parametric_model,
     parameter,
@@ -173,7 +173,7 @@ def test_what_follows_from_masses_is_what_mj_set_const_derives(asset: str) -> No
     values = {name: value[0] for name, value in drawn(asset, INERTIAL, 1).items()}
     flat = np.concatenate([np.asarray(values[name]).ravel() for name in INERTIAL])
     rows, _ = ModelRows(load_parametric_model(asset, INERTIAL), INERTIAL).of(flat[None])
-    derived = jax.jit(partial(constants, load_accelerated_model(asset, INERTIAL)))(values)
+    derived = jax.jit(partial(derived_fields, load_accelerated_model(asset, INERTIAL)))(values)
     for name, value in derived.items():
         expected = getattr(rows[0], name)
         np.testing.assert_allclose(value, expected, rtol=2e-4, atol=1e-5 * np.abs(expected).max(), err_msg=name)

@@ -263,19 +263,16 @@ def with_parameters(model: Any, host_model: mujoco.MjModel, parameters: Mapping[
 
 
 def derived_fields(model: mujoco.MjModel, parameters: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the fields that follow from a row's parameters."""
-    return constants(model, parameters) if any(name in _INERTIAL for name in parameters) else {}
-
-
-def constants(model: mujoco.MjModel, parameters: Mapping[str, Array]) -> dict[str, Array]:
-    """Derive from masses the numbers of ``mj_setConst`` that steps read, at qpos0, with M the mass matrix:
+    """Derive from a row's masses the numbers of ``mj_setConst`` that steps read, at qpos0, with M the mass matrix:
 
         M = Σ Jᵀ diag(m m m I) J + armature, J of a body's centre of mass, about its principal axes
         dof_invweight0 = diag M⁻¹       body_invweight0 = mean diag of J M⁻¹ Jᵀ
 
     apart for translation and rotation, and as a mean over the axes of a free or ball joint. What qpos0 fixes, the
-    C engine computes once.
+    C engine computes once. Empty where the row has the MJCF's masses.
     """
+    if not any(name in _INERTIAL for name in parameters):
+        return {}
     given = [parameters.get(name, parameter(model, name)) for name in _INERTIAL]
     mass, inertia, ipos, armature = (jnp.asarray(x, jnp.result_type(float)) for x in given)
     data = mujoco.MjData(model)
