@@ -6,10 +6,9 @@ CUDA        warp if it is installed, else mjx
 the rest    mjx
 """
 
-import importlib
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import jax
 
@@ -49,11 +48,6 @@ def check_physics(engine: Engine, num_substeps: int) -> None:
         raise ValueError(f"physics must be 'auto', {', '.join(others)} or {last}, got {engine!r}")
     if num_substeps < 1:
         raise ValueError(f"the number of physics steps per control step must be >= 1, got {num_substeps}")
-
-
-def load_engine(engine: Engine) -> Any:
-    """Import the module of an engine."""
-    return importlib.import_module(f"ejax.envs.mujoco.engines.{engine}")
 
 
 def choose_engine(engine: Engine, platform: str | None = None) -> Choice:

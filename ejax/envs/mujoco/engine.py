@@ -6,6 +6,7 @@
 A simulation that breaks is NaN from then on, in all engines.
 """
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import mujoco
 from flax import struct
 
-from ejax.envs.mujoco.choice import Engine, check_physics, choose_engine, load_engine
+from ejax.envs.mujoco.choice import Engine, check_physics, choose_engine
 from ejax.envs.mujoco.drawing import render
 from ejax.envs.mujoco.models import check_parameters, load_model, mocap_bodies
 from ejax.types import Array
@@ -76,4 +77,5 @@ class Physics:
             turns = [x[3:] if len(x) > 3 else body.quat for body, x in zip(bodies, places, strict=True)]
             turns *= any(len(place) > 3 for place in places)
             ctrl = jnp.concatenate([ctrl, *(place[:3] for place in places), *turns])
-        return load_engine(self.engine).step(self.asset, self.num_substeps, state, ctrl)
+        engine = importlib.import_module(f"ejax.envs.mujoco.engines.{self.engine}")
+        return engine.step(self.asset, self.num_substeps, state, ctrl)
