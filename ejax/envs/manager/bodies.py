@@ -37,9 +37,27 @@ _IDENTITY: Matrix = tuple(tuple(row) for row in np.eye(4).tolist())
 _ATTRIBUTE_GROUPS = ("mass_props", "rigid_props", "collision_props", "material_props")
 
 
-def read_objects(root: Section) -> tuple[RigidObject, ...]:
+def read_objects(root: Section) -> Iterator[RigidObject]:
     """Read the entries of both lists."""
-    return (*_read_list(root, "rigid_object"), *_read_list(root, "background"))
+    for name in ("rigid_object", "background"):
+        for section in root.listed(name):
+            uid = section.take("uid")
+            if not isinstance(uid, str):
+                section.problem("uid", f"got {uid!r}; must be a name")
+            with section.open("shape") as shape:
+                kind, size = _read_shape(shape)
+            body_type = section.take("body_type", "static" if name == "background" else "dynamic")
+            if body_type not in ("dynamic", "static"):
+                text = f"got {body_type!r}; ejax has dynamic and static bodies: its state holds no poses of other ones"
+                section.problem("body_type", text)
+            place = read_place(section)
+            section.expect("body_scale", (1.0, 1.0, 1.0), "ejax scales no bodies: set the size in shape")
+            section.ignore_all(IGNORED["rigid_object"])
+            with section.open("attrs") as attrs:
+                numbers = _read_attributes(attrs)
+            if kind is not None:
+                dynamic = body_type == "dynamic" and name != "background"
+                yield RigidObject(uid=str(uid), shape=kind, size=size, dynamic=dynamic, **place, **numbers)
 
 
 def read_place(section: Section) -> dict[str, Any]:
@@ -48,27 +66,6 @@ def read_place(section: Section) -> dict[str, Any]:
     angles = section.numbers("init_rot", (0.0, 0.0, 0.0), 3)
     section.refuse("init_local_pose", "use init_pos and init_rot instead")
     return {"position": position, "rotation": tuple(map(math.radians, angles))}
-
-
-def _read_list(root: Section, name: str) -> Iterator[RigidObject]:
-    for section in root.listed(name):
-        uid = section.take("uid")
-        if not isinstance(uid, str):
-            section.problem("uid", f"got {uid!r}; must be a name")
-        with section.open("shape") as shape:
-            kind, size = _read_shape(shape)
-        body_type = section.take("body_type", "static" if name == "background" else "dynamic")
-        if body_type not in ("dynamic", "static"):
-            text = f"got {body_type!r}; ejax has dynamic and static bodies: its state holds no poses of other ones"
-            section.problem("body_type", text)
-        place = read_place(section)
-        section.expect("body_scale", (1.0, 1.0, 1.0), "ejax scales no bodies: set the size in shape")
-        section.ignore_all(IGNORED["rigid_object"])
-        with section.open("attrs") as attrs:
-            numbers = _read_attributes(attrs)
-        if kind is not None:
-            dynamic = body_type == "dynamic" and name != "background"
-            yield RigidObject(uid=str(uid), shape=kind, size=size, dynamic=dynamic, **place, **numbers)
 
 
 def _read_shape(shape: Section) -> tuple[Any, tuple[float, ...]]:
@@ -188,22 +185,19 @@ def _read_tcp(section: Section) -> Matrix:
         for part, solver in solvers.sections():
             given = solver.take("tcp", _IDENTITY)
             solver.ignore_all(IGNORED["robot.solver_cfg.<part>"])
-            if (pose := _as_pose(given)) is None:
+            if not _is_pose(given):
                 solver.problem("tcp", f"got {short_repr(given)}; must be a pose, 4 rows of 4 numbers")
             elif part == "arm":
-                tcp = pose
+                tcp = tuple(tuple(map(float, row)) for row in given)
     return tcp
 
 
-def _as_pose(given: Any) -> Matrix | None:
-    rows = given if isinstance(given, list | tuple) else ()
-    if [len(row) for row in rows if isinstance(row, list | tuple)] != [4, 4, 4, 4] or len(rows) != 4:
-        return None
-    if not all(isinstance(x, int | float) and abs(x) < _FAR for row in rows for x in row):
-        return None
-    matrix = np.asarray(rows, dtype=float)
-    turns = np.allclose(matrix[:3, :3] @ matrix[:3, :3].T, np.eye(3), atol=1e-4)
-    return tuple(tuple(row) for row in matrix.tolist()) if turns else None
+def _is_pose(given: Any) -> bool:
+    rows = np.array(given, object)
+    if rows.shape != (4, 4) or not all(isinstance(x, int | float) and abs(x) < _FAR for x in rows.flat):
+        return False
+    turn = rows[:3, :3].astype(float)
+    return np.allclose(turn @ turn.T, np.eye(3), atol=1e-4)
 
 
 def _read_parts(section: Section, robot: Robot) -> dict[str, tuple[str, ...]]:

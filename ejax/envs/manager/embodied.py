@@ -119,7 +119,7 @@ class EmbodiedEnv(PhysicsTask):
 
     @property
     def ends_on_success(self) -> bool:
-        return not self.spec.ignore_terminations
+        return not self.spec.extensions.get("ignore_terminations")
 
     ends_on_failure = ends_on_success
 

@@ -8,7 +8,6 @@ Source: ``RLEnv`` and the tasks of v0.1.0 and v0.1.1; ``EmbodiedEnv`` and ``EnvC
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ejax.envs.terms.vocabulary import ACTION_TYPES, IGNORED, SETTINGS_ELSEWHERE
@@ -23,27 +22,19 @@ FIRST_EXTENSIONS = ("action_type", "action_scale", "episode_length")
 _OF_NOBODY = "no effect, unless a functor of yours reads it from world.extensions"
 
 
-@dataclass(frozen=True)
-class Extensions:
-    """The parsed ``env.extensions``."""
-
-    values: Mapping[str, Any]
-    actions: Section  # ``env.actions``, or its equivalent in the first form
-    max_episode_steps: int
-    first_success: bool
-    ignore_terminations: bool
-
-
 def read_extensions(
     root: Section, env: Section, task: Collection[str] | None, default_limit: int | None = None
-) -> Extensions:
-    """Read ``env.extensions``, ``env.actions`` and ``max_episode_steps``. ``task``: the entries that the task reads;
-    None: there is no task, as is reported elsewhere. ``default_limit``: of ``max_episode_steps``; None: as above."""
+) -> tuple[Mapping[str, Any], Section, int, bool]:
+    """Read ``env.extensions``, ``env.actions`` or its equivalent in the first form, ``max_episode_steps``, and whether
+    success is the first form's.
+
+    ``task``: the entries that the task reads; None: there is no task, as is reported elsewhere. ``default_limit``: of
+    ``max_episode_steps``; None: as above."""
     actions = env.open("actions")
     with env.open("extensions") as section:
         # ``env.actions`` came with 0.1.2, which reads none of these
         first_form = not actions.data and any(name in section for name in FIRST_EXTENSIONS)
-        ignore_terminations = section.flag("ignore_terminations", False)
+        section.flag("ignore_terminations", False)  # checks it; it is read from the values
         limit, first_success = _read_limit(root, section, first_form, default_limit)
         # what those releases did, in terms of the later ones
         if first_form:
@@ -54,9 +45,17 @@ def read_extensions(
         moved = ("action_type", "action_scale") if first_form else ()
         values = {str(name): value for name, value in section.items() if name not in moved}
         # last: a key that something has read by now keeps its note
-        for name in section.data:
-            _note_other(section, str(name), task)
-    return Extensions(freeze(values), actions, limit, first_success, ignore_terminations)
+        for name in map(str, section.data):
+            if name in SETTINGS_ELSEWHERE:
+                instead = f"which ejax reads elsewhere; set {SETTINGS_ELSEWHERE[name]}"
+                section.problem(name, f"replaces EmbodiChain's setting {name}, {instead}")
+            elif task is not None and name in task:
+                section.take(name)
+                if name == "success_threshold" and not is_positive(section.data[name]):
+                    section.problem(name, f"got {section.data[name]!r}; must be a number > 0, in m")
+            elif section.key(name) not in section.report.by_key:
+                section.note(name, IGNORED["env.extensions"].get(name, _OF_NOBODY), "without effect")
+    return freeze(values), actions, limit, first_success
 
 
 def _read_limit(root: Section, section: Section, first_form: bool, default: int | None) -> tuple[int, bool]:
@@ -103,15 +102,3 @@ def _first_actions(section: Section, path: str) -> Section:
         if name in section:
             section.note(name, meaning, "renamed")
     return Section({kind: {"func": func, "params": params}}, path, KeyReport())
-
-
-def _note_other(section: Section, name: str, task: Collection[str] | None) -> None:
-    if name in SETTINGS_ELSEWHERE:
-        instead = f"which ejax reads elsewhere; set {SETTINGS_ELSEWHERE[name]}"
-        section.problem(name, f"replaces EmbodiChain's setting {name}, {instead}")
-    elif task is not None and name in task:
-        section.take(name)
-        if name == "success_threshold" and not is_positive(section.data[name]):
-            section.problem(name, f"got {section.data[name]!r}; must be a number > 0, in m")
-    elif section.key(name) not in section.report.by_key:
-        section.note(name, IGNORED["env.extensions"].get(name, _OF_NOBODY), "without effect")

@@ -10,7 +10,7 @@ from flax.core import FrozenDict
 
 from ejax.envs.manager.bodies import read_objects, read_robot
 from ejax.envs.manager.cameras import names_camera, read_cameras
-from ejax.envs.manager.extensions import Extensions, read_extensions
+from ejax.envs.manager.extensions import read_extensions
 from ejax.envs.task.robots import Vector
 from ejax.envs.task.scene import Scene, SensorCamera, make_scene
 from ejax.envs.task.terms import Term
@@ -41,7 +41,6 @@ class ManagerSpec:
     terms: tuple[Term, ...]  # Events, observations, rewards, and the ends of the ``id``
     extensions: Mapping[str, Any]
     max_episode_steps: int
-    ignore_terminations: bool  # Episodes end by truncation only
     num_substeps: int
     timestep: float  # s
     notes: tuple[KeyNote, ...]
@@ -66,7 +65,7 @@ def read_manager_spec(
         root.take("num_envs")
         root.refuse("rigid_object_group", "ejax loads no groups of files; list the bodies under rigid_object")
         root.refuse("articulation", "ejax has no articulations other than the robot")
-        objects = read_objects(root)
+        objects = tuple(read_objects(root))
         gravity, timestep, num_substeps = _read_physics(root, env)
         with root.open("robot") as section:
             placed = read_robot(section)
@@ -76,16 +75,18 @@ def read_manager_spec(
         env.take("num_envs")
         env.ignore_all(IGNORED["env"])
         control_parts = env.take("control_parts")
-        extensions = read_extensions(root, env, _parameters(task), default_limit)
+        # the entries of ``env.extensions`` that the task's ends read
+        parameters = None if task is None else tuple(inspect.signature(TERMS["terminations"][task]).parameters)[1:]
+        extensions, action_section, limit, first_success = read_extensions(root, env, parameters, default_limit)
         events = read_specs(env.open("events"), "events", robot_uid)
         events += read_specs(Section(functor_events, TASK_EVENTS, report), "events", robot_uid, EVENT_MODES)
         observations = read_specs(env.open("observations"), "observations", robot_uid)
         observations = _seen(root, observations, cameras, [*(each.uid for each in objects), robot_uid], sensing)
         rewards = read_specs(env.open("rewards"), "rewards", robot_uid)
         ends = read_specs(env.open("terminations"), "terminations", robot_uid)
-        own_actions = read_specs(extensions.actions, "actions", robot_uid)
+        own_actions = read_specs(action_section, "actions", robot_uid)
     # what follows needs both; the report has the reason by now
-    if placed is None or task is None:
+    if placed is None or task is None or parameters is None:
         raise ConfigError(report.problems, SOURCE, report.notes)
     taken = {"floor", *(each.get("name") for each in placed.robot.body.iter())}
     for each in objects:
@@ -93,7 +94,11 @@ def read_manager_spec(
             report.refuse("rigid_object", f"the uid '{each.uid}' is taken; every body, background too, needs its own")
         taken.add(each.uid)
     report.raise_if_refused(SOURCE)
-    terms = (*events, *observations, *rewards, _read_ends(task, extensions), *ends)
+    first = FIRST_FORM.format(task)
+    func = TERMS["terminations"][first if first_success and first in TERMS["terminations"] else task]
+    params = freeze({name: extensions[name] for name in parameters if name in extensions})
+    own_ends = Term(name=task, func=func, kind="terminations", params=params, key="id")
+    terms = (*events, *observations, *rewards, own_ends, *ends)
     markers = tuple(dict.fromkeys(key for term in terms for key in stored_keys(term)))
     for term in observations:  # a target that nobody stores is observed as zeros
         if (target := term.params.get("target_pose_key")) not in (None, *markers):
@@ -110,9 +115,8 @@ def read_manager_spec(
         active=active,
         actions=actions,
         terms=terms,
-        extensions=extensions.values,
-        max_episode_steps=extensions.max_episode_steps,
-        ignore_terminations=extensions.ignore_terminations,
+        extensions=extensions,
+        max_episode_steps=limit,
         num_substeps=num_substeps,
         timestep=timestep,
         notes=report.notes,
@@ -127,43 +131,31 @@ def stored_keys(term: Term) -> tuple[str, ...]:
 
 def _read_task(root: Section) -> str | None:
     name = root.take("id")
-    if not isinstance(name, str) or name not in TERMS["terminations"]:
-        root.problem("id", _missing_task(name) if isinstance(name, str) else f"got {name!r}; must name a task")
+    if not isinstance(name, str):
+        root.problem("id", f"got {name!r}; must name a task")
         return None
     if name == SCENE_ONLY:
         text = "has no success and no failure: an episode ends by its time limit only, and success is always 0"
         root.note("id", text)
-    return name
-
-
-def _missing_task(name: str) -> str:
-    """Explain why there are no ends for an ``id``, and the remedy."""
-    there = ", ".join(TERMS["terminations"])
+    if name in TERMS["terminations"]:
+        return name
+    family, there = name.partition("-")[0], ", ".join(TERMS["terminations"])
     remedy = (
         f"use {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
         "register a function of its ends: register_functor('terminations', name) (ejax.envs.terms.registry)"
     )
-    if own := TASKS_ELSEWHERE.get(name.partition("-")[0]):
-        return f"'{name}' is not a task of EmbodiedEnv, but of a class: {own}. trainer.gym_config finds it"
-    if name.partition("-")[0] in OTHER_TASKS:
-        return (
+    if own := TASKS_ELSEWHERE.get(family):
+        text = f"'{name}' is not a task of EmbodiedEnv, but of a class: {own}. trainer.gym_config finds it"
+    elif family in OTHER_TASKS:
+        text = (
             f"'{name}' is a class of EmbodiChain's, which ejax does not have: when an episode succeeds, fails or ends, "
             f"and everything else that the class computes, such as its actions, is not known here. ejax has {there}; "
             f"{remedy}"
         )
-    return f"no task '{name}'; there is {there}; else {remedy}{did_you_mean(name, TERMS['terminations'])}"
-
-
-def _parameters(task: str | None) -> tuple[str, ...] | None:
-    """List the entries of ``env.extensions`` that a task's ends read."""
-    return None if task is None else tuple(inspect.signature(TERMS["terminations"][task]).parameters)[1:]
-
-
-def _read_ends(task: str, extensions: Extensions) -> Term:
-    first = FIRST_FORM.format(task)
-    name = first if extensions.first_success and first in TERMS["terminations"] else task
-    params = {name: extensions.values[name] for name in _parameters(task) or () if name in extensions.values}
-    return Term(name=task, func=TERMS["terminations"][name], kind="terminations", params=freeze(params), key="id")
+    else:
+        text = f"no task '{name}'; there is {there}; else {remedy}{did_you_mean(name, TERMS['terminations'])}"
+    root.problem("id", text)
+    return None
 
 
 def _read_physics(root: Section, env: Section) -> tuple[Vector, float, int]:
