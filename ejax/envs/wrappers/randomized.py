@@ -4,7 +4,6 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import mujoco
@@ -18,6 +17,7 @@ from ejax.envs.randomization.physics import keep_written
 from ejax.envs.randomization.sensing import Side, first, late, push_newest
 from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.schema.frozen import freeze_fields
+from ejax.schema.paths import leaves
 from ejax.types import Array, Key, PyTree, Timestep, persist
 
 LEVEL = "curriculum_level"
@@ -61,8 +61,11 @@ class RandomizedEnv(EnvWrapper):
             object.__setattr__(self, "events", {**self.env.events, **self.events})
             object.__setattr__(self, "env", self.env.env)
         freeze_fields(self, "events")
-        if "geom_size" in self.read.parameters and _shows_pictures(self.env.observation_space):
-            raise ValueError("pictures show the sizes of the model; leave out randomize_rigid_object_scale, or sensor")
+        if "geom_size" in self.read.parameters:
+            boxes = (part for _, part in leaves(self.env.observation_space))
+            if any(box.dtype == np.uint8 and len(box.shape or ()) == 3 for box in boxes):
+                remedy = "leave out randomize_rigid_object_scale, or sensor"
+                raise ValueError(f"pictures show the sizes of the model; {remedy}")
 
     @property
     def mirror(self) -> Any:
@@ -196,9 +199,3 @@ class RandomizedEnv(EnvWrapper):
 
     def _level(self, level: PyTree) -> Array | None:
         return None if self.read.curriculum is None else level
-
-
-def _shows_pictures(space: gymnasium.Space[Any]) -> bool:
-    if isinstance(space, gymnasium.spaces.Dict):
-        return any(map(_shows_pictures, space.spaces.values()))
-    return space.dtype == np.uint8 and len(space.shape or ()) == 3

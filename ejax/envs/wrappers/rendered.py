@@ -19,7 +19,7 @@ from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import Camera, half_angles, look_at
 from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.envs.wrappers.randomized import RandomizedEnv
-from ejax.envs.wrappers.visual_randomizers import Look, Randomizers
+from ejax.envs.wrappers.visual_randomizers import Look, VisualFunctor, draw_look, read_randomizers
 from ejax.envs.wrappers.wrapper import EnvWrapper, innermost
 from ejax.schema.frozen import freeze_fields
 from ejax.types import Array, CameraView, Key, PyTree, RenderableEnv, Timestep, persist
@@ -131,7 +131,8 @@ class RenderedEnv(EnvWrapper):
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         state, obs = self.env.reset(key)
         if self.randomizers:
-            look = self._randomizers.draw(jax.random.fold_in(key, _LOOK), self.env.appearance(state).asset)
+            key_look, asset = jax.random.fold_in(key, _LOOK), self.env.appearance(state).asset
+            look = draw_look(self._randomizers, key_look, asset, self.view, self.width, self.height)
             state = RenderedState(env=state, look=look)
         return state, {**self._pictures(state), **_parts(obs)}
 
@@ -176,8 +177,8 @@ class RenderedEnv(EnvWrapper):
         return {"image": (self.height, self.width)} | ({} if wrist is None else {"wrist": (wrist.height, wrist.width)})
 
     @functools.cached_property
-    def _randomizers(self) -> Randomizers:
-        return Randomizers(self.randomizers, self.view, self.width, self.height)
+    def _randomizers(self) -> list[VisualFunctor]:
+        return read_randomizers(self.randomizers, self.view)
 
     def _pictures(self, state: PyTree) -> dict[str, Array]:
         if self.blank:

@@ -4,9 +4,8 @@ Refused is what a directional light, a camera that looks at a point and a plain 
 own, from its episode's key; most of EmbodiChain's functors draw one for all.
 """
 
-import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +31,7 @@ class Look:
     rgba: dict[str, Array] = struct.field(default_factory=dict)  # geom name -> colour [4]
 
 
-class _Functor(NamedTuple):
+class VisualFunctor(NamedTuple):
     key: str
     func: str
     uid: str
@@ -44,74 +43,66 @@ _PARAMETERS: Mapping[str, Mapping[str, int]] = _TABLES["parameters"]
 _REFUSED: Mapping[str, str] = _TABLES["refused"]
 
 
-@dataclass(frozen=True)
-class Randomizers:
-    """The changes that a config's ``randomizers`` make at the start of an episode.
+def read_randomizers(entries: Mapping[str, Any], view: CameraView | None) -> list[VisualFunctor]:
+    """Read a config's ``randomizers``: name -> {func, mode: reset, params: {entity_cfg: {uid}, …}}, as in
+    ``env.events`` of a gym config. ``view``: the camera that is randomized; None: the model's own.
 
-    Args:
-        entries: name -> {func, mode: reset, params: {entity_cfg: {uid}, …}}, as in ``env.events`` of a gym config.
-        view: the camera that is randomized. None: the model's own.
-        width, height: of the pictures, in which intrinsics are counted.
     Raises ValueError: a functor or parameter that is not supported, with the reason.
     """
-
-    entries: Mapping[str, Any]
-    view: CameraView | None
-    width: int
-    height: int
-
-    def __post_init__(self) -> None:
-        for functor in self._functors:
-            if functor.func == "randomize_camera_extrinsics" and self.view is None:
-                raise ValueError(f"{functor.key}: only a camera with camera_eye can be moved; set camera_eye")
-
-    @functools.cached_property
-    def _functors(self) -> list[_Functor]:
-        return [_read(f"randomizers.{name}", entry) for name, entry in self.entries.items()]
-
-    def draw(self, key: Key, asset: str) -> Look:
-        """Draw the look of an episode. Raises ValueError: a light or geom that the model lacks."""
-        given = jax.tree.map(jnp.asarray, scenery(asset).lights)
-        lights, rgba, moved = given, dict[str, Array](), dict[str, Any]()
-        for i, functor in enumerate(self._functors):
-            own = jax.random.fold_in(key, i)  # by number, so that a later functor changes no earlier one's draws
-            drawn = {
-                name: draw.sample(jax.random.fold_in(own, j), draw.low.shape)
-                for j, (name, draw) in enumerate(sorted(functor.ranges.items()))
-            }
-            if functor.func in ("randomize_light", "randomize_emission_light"):
-                lights = _relit(functor, drawn, lights, scenery(asset).light_names)
-            elif functor.func == "randomize_visual_material":
-                rgba[functor.uid] = _recoloured(functor, drawn["base_color_range"], asset)
-            else:
-                moved |= {name: moved.get(name, 0.0) + value for name, value in drawn.items()}
-        camera = self._camera(moved, asset) if moved else None
-        return Look(camera=camera, lights=None if lights is given else lights, rgba=rgba)
-
-    def _camera(self, moved: Mapping[str, Array], asset: str) -> Camera:
-        """Add the ranges' values to the camera: m, and pixels."""
-        aspect, model = self.width / self.height, scenery(asset).model
-        view = self.view or default_view(asset)  # None: the model's own has a place and frame
-        fovy = model.cam_fovy[own_camera(model)] if view is None else view.fovy
-        tan_x, tan_y = half_angles(fovy, None, aspect)
-        centre = (0.5, 0.5) if view is None else view.center
-        focal_x = 0.5 * self.width / tan_x + moved.get("focal_x_range", 0.0)
-        focal_y = 0.5 * self.height / tan_y + moved.get("focal_y_range", 0.0)
-        tans = 0.5 * self.width / focal_x, 0.5 * self.height / focal_y
-        x, y = centre[0] + moved.get("cx_range", 0.0) / self.width, centre[1] + moved.get("cy_range", 0.0) / self.height
-        if self.view is None:
-            fixed = place_camera(asset, None, aspect)
-            across, high = fixed.frame[:, 0] * (tans[0] / tan_x), fixed.frame[:, 1] * (tans[1] / tan_y)
-            aim = fixed.frame[:, 2] + across * (1.0 - 2.0 * x) + high * (2.0 * y - 1.0)
-            return Camera(eye=fixed.eye, frame=jnp.stack([across, high, aim], axis=1))
-        eye, target, up = (
-            jnp.asarray(getattr(self.view, name), jnp.float32) + moved.get(f"{name}_range", 0.0)
-            for name in ("eye", "target", "up")
-        )
-        return look_at(eye, target, up, tans, (x, y))
+    functors = [_read(f"randomizers.{name}", entry) for name, entry in entries.items()]
+    for functor in functors:
+        if functor.func == "randomize_camera_extrinsics" and view is None:
+            raise ValueError(f"{functor.key}: only a camera with camera_eye can be moved; set camera_eye")
+    return functors
 
 
-def _read(key: str, entry: Any) -> _Functor:
+def draw_look(
+    functors: Iterable[VisualFunctor], key: Key, asset: str, view: CameraView | None, width: int, height: int
+) -> Look:
+    """Draw the look of an episode, in pictures of this size. Raises ValueError: a light or geom that the model
+    lacks."""
+    given = jax.tree.map(jnp.asarray, scenery(asset).lights)
+    lights, rgba, moved = given, dict[str, Array](), dict[str, Any]()
+    for i, functor in enumerate(functors):
+        own = jax.random.fold_in(key, i)  # by number, so that a later functor changes no earlier one's draws
+        drawn = {
+            name: draw.sample(jax.random.fold_in(own, j), draw.low.shape)
+            for j, (name, draw) in enumerate(sorted(functor.ranges.items()))
+        }
+        if functor.func in ("randomize_light", "randomize_emission_light"):
+            lights = _relit(functor, drawn, lights, scenery(asset).light_names)
+        elif functor.func == "randomize_visual_material":
+            rgba[functor.uid] = _recoloured(functor, drawn["base_color_range"], asset)
+        else:
+            moved |= {name: moved.get(name, 0.0) + value for name, value in drawn.items()}
+    camera = _moved(moved, asset, view, width, height) if moved else None
+    return Look(camera=camera, lights=None if lights is given else lights, rgba=rgba)
+
+
+def _moved(moved: Mapping[str, Array], asset: str, view: CameraView | None, width: int, height: int) -> Camera:
+    """Add the ranges' values to the camera: m, and pixels."""
+    aspect, model = width / height, scenery(asset).model
+    start = view or default_view(asset)  # None: the model's own has a place and frame
+    fovy = model.cam_fovy[own_camera(model)] if start is None else start.fovy
+    tan_x, tan_y = half_angles(fovy, None, aspect)
+    centre = (0.5, 0.5) if start is None else start.center
+    focal_x = 0.5 * width / tan_x + moved.get("focal_x_range", 0.0)
+    focal_y = 0.5 * height / tan_y + moved.get("focal_y_range", 0.0)
+    tans = 0.5 * width / focal_x, 0.5 * height / focal_y
+    x, y = centre[0] + moved.get("cx_range", 0.0) / width, centre[1] + moved.get("cy_range", 0.0) / height
+    if view is None:
+        fixed = place_camera(asset, None, aspect)
+        across, high = fixed.frame[:, 0] * (tans[0] / tan_x), fixed.frame[:, 1] * (tans[1] / tan_y)
+        aim = fixed.frame[:, 2] + across * (1.0 - 2.0 * x) + high * (2.0 * y - 1.0)
+        return Camera(eye=fixed.eye, frame=jnp.stack([across, high, aim], axis=1))
+    eye, target, up = (
+        jnp.asarray(getattr(view, name), jnp.float32) + moved.get(f"{name}_range", 0.0)
+        for name in ("eye", "target", "up")
+    )
+    return look_at(eye, target, up, tans, (x, y))
+
+
+def _read(key: str, entry: Any) -> VisualFunctor:
     if not isinstance(entry, Mapping) or "func" not in entry or set(entry) - {"func", "mode", "params"}:
         raise ValueError(f"{key} takes {{func: …, mode: reset, params: {{…}}}}, got {short_repr(thaw(entry))}")
     func, mode = entry["func"], entry.get("mode", "reset")
@@ -132,7 +123,7 @@ def _read(key: str, entry: Any) -> _Functor:
         raise ValueError(f"{key}.params gives no range; {func} takes {', '.join(known)}")
     shapes = {name: () if size == 1 else (size,) for name, size in sizes.items()}
     ranges = {name: read_draw(f"{key}.params.{name}", value, shape=shapes[name]) for name, value in params.items()}
-    return _Functor(key, func, str(entity["uid"]), ranges)
+    return VisualFunctor(key, func, str(entity["uid"]), ranges)
 
 
 def _known(key: str, name: Any, table: Mapping[str, Any]) -> Any:
@@ -142,7 +133,7 @@ def _known(key: str, name: Any, table: Mapping[str, Any]) -> Any:
     return table[name]
 
 
-def _relit(functor: _Functor, drawn: Mapping[str, Array], lights: Lights, names: tuple[str, ...]) -> Lights:
+def _relit(functor: VisualFunctor, drawn: Mapping[str, Array], lights: Lights, names: tuple[str, ...]) -> Lights:
     colour, stronger = drawn.get("color_range"), drawn.get("intensity_range")
     if functor.func == "randomize_emission_light":  # both absolute: the light that is everywhere
         colour = lights.ambient if colour is None else colour
@@ -160,7 +151,7 @@ def _relit(functor: _Functor, drawn: Mapping[str, Array], lights: Lights, names:
     return replace(lights, direction=lights.direction.at[row].add(drawn["direction_range"]))
 
 
-def _recoloured(functor: _Functor, colour: Array, asset: str) -> Array:
+def _recoloured(functor: VisualFunctor, colour: Array, asset: str) -> Array:
     solids = {solid.name: solid for solid in scenery(asset).solids if solid.geom is not None}
     if functor.uid not in solids:
         hint = did_you_mean(functor.uid, solids)
