@@ -210,13 +210,11 @@ def _played(env: Env, num_steps: int, seed: int) -> Iterator[Problem]:
     running = np.concatenate([np.ones((1, _NUM_ROWS), bool), ~first["ended"].cumsum(axis=0).astype(bool)])
     for name in ("obs", "reward"):
         for path, x in jax.tree_util.tree_leaves_with_path(first[name]):
-            leaf = f"{name}{jax.tree_util.keystr(path)}"
-            counts = running[: len(x)] if name == "obs" else running[:-1]
-            if np.issubdtype(x.dtype, np.floating):
-                broken = ~np.isfinite(x).reshape(*x.shape[:2], -1).all(axis=-1) & counts
-                if broken.any():
-                    yield Problem(leaf, f"is not finite after {broken.any(axis=1).argmax()} steps of random actions")
-                    return
+            broken = ~np.isfinite(x).reshape(*x.shape[:2], -1).all(axis=-1) & running[: len(x)]
+            if broken.any():
+                text = f"is not finite after {broken.any(axis=1).argmax()} steps of random actions"
+                yield Problem(f"{name}{jax.tree_util.keystr(path)}", text)
+                return
     yield from _within(env.observation_space, first["obs"], running, "obs")
     if limit and limit <= num_steps and not first["ended"].any(axis=0).all():
         yield Problem("truncated", f"no end after max_episode_steps, {limit}: count steps in the state and truncate")
@@ -232,12 +230,11 @@ def _within(space: Any, obs: PyTree, running: Any, where: str) -> Iterator[Probl
             yield from _within(part, obs[name], running, f"{where}.{name}")
         return
     seen = obs[running[: len(obs)]]
-    for text, outside in (("below", seen < space.low), ("above", seen > space.high)):
+    for text, bound, outside in (("below", space.low, seen < space.low), ("above", space.high, seen > space.high)):
         if outside.any():
-            at = tuple(int(i) for i in np.argwhere(outside)[0][1:])
-            bound = space.low[at] if text == "below" else space.high[at]
-            value = seen[np.argwhere(outside)[0][0]][at]
-            yield Problem(f"{where}{list(at)}", f"got {value:g}, {text} the {bound:g} of observation_space")
+            row, *at = map(int, np.argwhere(outside)[0])
+            value, end = seen[row, *at], bound[tuple(at)]
+            yield Problem(f"{where}{at}", f"got {value:g}, {text} the {end:g} of observation_space")
 
 
 def _episode(env: Env, length: int, key: Key, draw: Callable[[Key], Array] | None = None) -> dict[str, PyTree]:
