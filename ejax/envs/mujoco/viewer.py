@@ -42,7 +42,12 @@ class Window:
         before = set(threading.enumerate())
         self._handle = _launch(self._model, self._data, self._key)
         self._drawing = set(threading.enumerate()) - before
-        self._follow()
+        camera = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_CAMERA, "main")
+        follows = mujoco.mjtCamLight.mjCAMLIGHT_TRACK, mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
+        if camera >= 0 and any(self._model.cam_mode[camera] == mode for mode in follows):  # their enum has no ``in``
+            with self._handle.lock():
+                self._handle.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
+                self._handle.cam.trackbodyid = self._model.cam_bodyid[camera]
         self._due = time.monotonic()
 
     @property
@@ -59,7 +64,16 @@ class Window:
             mujoco.mj_forward(model, data)
         self._handle.set_texts((None, None, text, ""))
         self._handle.sync()
-        self._wait()
+        self._due += self._period / self._speed
+        late = time.monotonic() - self._due
+        if late < 0.0:
+            time.sleep(-late)
+        elif late > _LATE:
+            self._due = time.monotonic()
+        while self._paused and self.is_open:
+            self._handle.sync()
+            time.sleep(_PAUSED)
+            self._due = time.monotonic()
 
     def velocity_change(self, duration: float) -> NDArray[np.float64]:
         """Return what the mouse's force does to the shown state in so many s: [nv], zeros while nothing is pulled."""
@@ -89,27 +103,6 @@ class Window:
             self._paused = not self._paused
         else:
             self._on_key(key)
-
-    def _wait(self) -> None:
-        self._due += self._period / self._speed
-        late = time.monotonic() - self._due
-        if late < 0.0:
-            time.sleep(-late)
-        elif late > _LATE:
-            self._due = time.monotonic()
-        while self._paused and self.is_open:
-            self._handle.sync()
-            time.sleep(_PAUSED)
-            self._due = time.monotonic()
-
-    def _follow(self) -> None:
-        camera = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_CAMERA, "main")
-        modes = mujoco.mjtCamLight.mjCAMLIGHT_TRACK, mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
-        if camera < 0 or not any(self._model.cam_mode[camera] == mode for mode in modes):  # their enum has no ``in``
-            return
-        with self._handle.lock():
-            self._handle.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
-            self._handle.cam.trackbodyid = self._model.cam_bodyid[camera]
 
 
 def _launch(model: mujoco.MjModel, data: mujoco.MjData, on_key: Callable[[int], None]) -> Any:
