@@ -77,13 +77,13 @@ def test_observations_become_float32_vectors_and_dicts_stay_dicts() -> None:
     vectors = library.as_vectors(obs)
     assert jax.tree.map(jnp.shape, vectors) == {"image": (12,), "scalar": (1,), "robot": {"q": (4,)}}
     assert vectors["image"].tolist() == list(range(12))
-    space = library.vector_space(obs)
+    space = brax.vector_space(obs)
     assert isinstance(space, gymnasium.spaces.Dict)
     assert space.contains(jax.tree.map(np.asarray, vectors))
 
 
 def test_an_observation_that_is_no_mapping_of_arrays_is_refused() -> None:
-    refused(library.vector_space, (jnp.ones(2), jnp.ones(3)), match="arrays or mappings of them, got tuple")
+    refused(brax.vector_space, (jnp.ones(2), jnp.ones(3)), match="arrays or mappings of them, got tuple")
 
 
 def test_playground_refuses_another_impl_or_a_missing_one_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

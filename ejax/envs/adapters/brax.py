@@ -22,15 +22,7 @@ from flax import struct
 from flax.traverse_util import flatten_dict
 from numpy.typing import NDArray
 
-from ejax.envs.adapters.library import (
-    LibraryEnv,
-    as_vectors,
-    check_name,
-    check_options,
-    import_library,
-    resolve_dtypes,
-    vector_space,
-)
+from ejax.envs.adapters.library import LibraryEnv, as_vectors, check_name, check_options, import_library, resolve_dtypes
 from ejax.envs.mujoco.engines.warp import import_warp, lost_flags
 from ejax.numerics.finite import all_finite
 from ejax.runtime.host_call import host_call
@@ -142,6 +134,15 @@ def adapt(
         observation_space=vector_space(shapes.obs),
         action_space=gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32),
     )
+
+
+def vector_space(obs: PyTree) -> gymnasium.Space:
+    """Return the unbounded space of ``as_vectors(obs)``. Raises ValueError: a container other than mappings."""
+    if isinstance(obs, Mapping):
+        return gymnasium.spaces.Dict({name: vector_space(part) for name, part in obs.items()})
+    if not hasattr(obs, "shape"):
+        raise ValueError(f"observations must be arrays or mappings of them, got {type(obs).__name__}")
+    return gymnasium.spaces.Box(-np.inf, np.inf, (int(np.prod(obs.shape)),), np.float32)
 
 
 def _info(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 
-from ejax.envs.adapters import library
-from ejax.envs.adapters.library import LibraryEnv, as_vectors, resolve_dtypes
+from ejax.envs.adapters.library import LibraryEnv, as_vectors, check_name, check_options, import_library, resolve_dtypes
 from ejax.envs.host.rows import rows_space
 from ejax.types import Array, Key, PyTree, Timestep
 
@@ -69,8 +68,8 @@ def make(
 
     Raises ModuleNotFoundError: Gymnax is not installed; ValueError: an unknown name or parameter, or other spaces.
     """
-    gymnax = library.import_library("gymnax", "gymnax")
-    library.check_name("gymnax", name, gymnax.registered_envs)
+    gymnax = import_library("gymnax", "gymnax")
+    check_name("gymnax", name, gymnax.registered_envs)
     with jax.ensure_compile_time_eval():  # constants, even if called while a program is traced
         try:
             env, defaults = gymnax.make(name, **(env_kwargs or {}))
@@ -79,12 +78,12 @@ def make(
     if differentiable:
         env = env.with_transition_gradients()
     changes = dict(params) if max_episode_steps is None else params | {"max_steps_in_episode": max_episode_steps}
-    library.check_options(f"gymnax:{name}", "parameter", changes, (item.name for item in fields(defaults)))
+    check_options(f"gymnax:{name}", "parameter", changes, (item.name for item in fields(defaults)))
     settings = defaults.replace(**changes)
     limit = int(settings.max_steps_in_episode)
     if limit <= 0:
         raise ValueError(f"max_episode_steps must be > 0, got {limit}")
-    convert = library.import_library("gymnax.environments.spaces", "gymnax").gymnax_space_to_gym_space
+    convert = import_library("gymnax.environments.spaces", "gymnax").gymnax_space_to_gym_space
     action_space = convert(env.action_space(settings))
     is_discrete = isinstance(action_space, gymnasium.spaces.Discrete)
     return GymnaxEnv(

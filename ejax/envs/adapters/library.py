@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import gymnasium
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ejax.types import Array, PyTree
 
@@ -62,15 +61,6 @@ def check_options(name: str, kind: str, given: Iterable[str], allowed: Iterable[
 def as_vectors(obs: PyTree) -> PyTree:
     """Turn leaves into float32 vectors [F]: numbers become [1]; grids and images are flattened row by row."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32).reshape(-1), obs)
-
-
-def vector_space(obs: PyTree) -> gymnasium.Space:
-    """Return the unbounded space of ``as_vectors(obs)``. Raises ValueError: a container other than mappings."""
-    if isinstance(obs, Mapping):
-        return gymnasium.spaces.Dict({name: vector_space(part) for name, part in obs.items()})
-    if not hasattr(obs, "shape"):
-        raise ValueError(f"observations must be arrays or mappings of them, got {type(obs).__name__}")
-    return gymnasium.spaces.Box(-np.inf, np.inf, (int(np.prod(obs.shape)),), np.float32)
 
 
 def resolve_dtypes(tree: PyTree, like: PyTree | None = None) -> PyTree:
