@@ -64,7 +64,7 @@ def render(
     Without a camera ``own_camera``, else ``default_view``."""
     camera = camera or default_view(seen.asset)
     effects = camera is None or camera.effects
-    model, data, renderer = _canvases.get(seen.asset, width, height, effects)
+    model, data, renderer = _canvas(seen.asset, width, height, effects)
     model.geom_rgba[:] = load_drawn_model(seen.asset).geom_rgba  # without the colours of the picture before
     apply_appearance(model, data, seen)
     mujoco.mj_kinematics(model, data)
@@ -145,35 +145,29 @@ def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
     eye.frustum_top, eye.frustum_bottom = 2.0 * half_height * y, -2.0 * half_height * (1.0 - y)
 
 
-class _Canvases(threading.local):
-    """The last four canvases that a thread drew on, made, used and freed by that thread alone.
-    A context freed by another thread is not current there: objects of that thread's own context would be deleted.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[Any, Any] = {}
-
-    def get(self, asset: str, width: int, height: int, effects: bool) -> tuple[Any, mujoco.MjData, mujoco.Renderer]:
-        key = asset, width, height, effects
-        if key not in self._kept:
-            if len(self._kept) == 4:
-                oldest = self._kept.pop(next(iter(self._kept)))[2]
-                oldest.render()  # its context is current then: MuJoCo 3 would delete the objects of another
-                oldest.close()
-            choose_opengl()
-            model = copy.copy(load_drawn_model(asset))
-            whole = model.vis.global_  # of the window's size: a picture may be larger
-            whole.offwidth, whole.offheight = max(whole.offwidth, width), max(whole.offheight, height)
-            if not effects:
-                model.vis.quality.offsamples = 0
-            self._kept[key] = model, mujoco.MjData(model), mujoco.Renderer(model, height=height, width=width)
-            if len(self._kept) == 1 and threading.current_thread() is threading.main_thread():
-                atexit.register(self._kept.clear)  # before EGL ends, for which MuJoCo has registered by now
-        self._kept[key] = self._kept.pop(key)  # the last one used
-        return self._kept[key]
+_canvases = threading.local()
+"""The last four that a thread drew on, ``kept``, made, used and freed by that thread alone. A context freed by another
+thread is not current there: objects of that thread's own context would be deleted."""
 
 
-_canvases = _Canvases()
+def _canvas(asset: str, width: int, height: int, effects: bool) -> tuple[Any, mujoco.MjData, mujoco.Renderer]:
+    key, kept = (asset, width, height, effects), vars(_canvases).setdefault("kept", {})
+    if key not in kept:
+        if len(kept) == 4:
+            oldest = kept.pop(next(iter(kept)))[2]
+            oldest.render()  # its context is current then: MuJoCo 3 would delete the objects of another
+            oldest.close()
+        choose_opengl()
+        model = copy.copy(load_drawn_model(asset))
+        whole = model.vis.global_  # of the window's size: a picture may be larger
+        whole.offwidth, whole.offheight = max(whole.offwidth, width), max(whole.offheight, height)
+        if not effects:
+            model.vis.quality.offsamples = 0
+        kept[key] = model, mujoco.MjData(model), mujoco.Renderer(model, height=height, width=width)
+        if len(kept) == 1 and threading.current_thread() is threading.main_thread():
+            atexit.register(kept.clear)  # before EGL ends, for which MuJoCo has registered by now
+    kept[key] = kept.pop(key)  # the last one used
+    return kept[key]
 
 
 @functools.cache
