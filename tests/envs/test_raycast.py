@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ejax.envs.mujoco.drawing import Appearance, free_camera
 from ejax.envs.mujoco.engine import render
 from ejax.envs.mujoco.kinematics import body_poses
-from ejax.envs.mujoco.models import load_drawn_model
+from ejax.envs.mujoco.models import load_model
 from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import Lights, place_camera, scenery
 from ejax.envs.tasks.pick_place import PickPlaceRL
@@ -54,7 +54,7 @@ NAMES = ("floor", "box", "sphere", "capsule", "cylinder", "ellipsoid")
 
 
 def test_poses_are_those_of_mujoco() -> None:
-    model = load_drawn_model(JOINTS)
+    model = load_model(JOINTS, visual=True)
     data, rng = mujoco.MjData(model), np.random.default_rng(0)
     data.qpos[:] = rng.normal(size=model.nq)
     data.mocap_pos[0] = mark = np.array([0.5, -0.4, 0.3])
@@ -99,7 +99,7 @@ def numbers(seen: Appearance, size: int, view: CameraView) -> Array:
 
 
 def seen_solids(**changes: Any) -> Appearance:
-    return Appearance(asset=SOLIDS, qpos=jnp.asarray(load_drawn_model(SOLIDS).qpos0, jnp.float32), **changes)
+    return Appearance(asset=SOLIDS, qpos=jnp.asarray(load_model(SOLIDS, visual=True).qpos0, jnp.float32), **changes)
 
 
 def rays_hit(model: mujoco.MjModel, qpos: NDArray[Any], size: int, view: CameraView) -> NDArray[np.int64]:
@@ -118,7 +118,7 @@ def rays_hit(model: mujoco.MjModel, qpos: NDArray[Any], size: int, view: CameraV
 
 
 def test_each_ray_meets_the_solid_that_mujocos_ray_meets() -> None:
-    model = load_drawn_model(SOLIDS)
+    model = load_model(SOLIDS, visual=True)
     hits = rays_hit(model, model.qpos0, SIZE, VIEW)
     kinds = {model.geom(int(i)).name for i in np.unique(hits) if i >= 0}
     assert kinds == set(NAMES)
@@ -130,7 +130,7 @@ def test_each_ray_meets_the_solid_that_mujocos_ray_meets() -> None:
 def test_each_kind_of_solid_is_lit_as_mujoco_lights_it() -> None:
     mine = np.asarray(picture(seen_solids())).astype(int)
     theirs = render(
-        Appearance(asset=SOLIDS, qpos=load_drawn_model(SOLIDS).qpos0), width=SIZE, height=SIZE, camera=VIEW
+        Appearance(asset=SOLIDS, qpos=load_model(SOLIDS, visual=True).qpos0), width=SIZE, height=SIZE, camera=VIEW
     ).astype(int)
     inside = (np.abs(mine - theirs).max(axis=-1) < 12).mean()  # the others are edges, which round differently
     assert np.abs(mine - theirs).mean() < 2.0 and inside > 0.97
@@ -144,8 +144,8 @@ def test_camera_and_lights_may_be_arrays() -> None:
 
 def test_the_models_own_camera_is_the_default() -> None:
     camera = place_camera(SOLIDS, None, 1.0)
-    data = mujoco.MjData(load_drawn_model(SOLIDS))
-    mujoco.mj_forward(load_drawn_model(SOLIDS), data)
+    data = mujoco.MjData(load_model(SOLIDS, visual=True))
+    mujoco.mj_forward(load_model(SOLIDS, visual=True), data)
     axes = data.camera("main").xmat.reshape(3, 3)
     np.testing.assert_allclose(camera.eye, data.camera("main").xpos, atol=1e-6)
     frame = np.asarray(camera.frame)
@@ -162,7 +162,7 @@ def test_a_colour_of_the_state_replaces_the_models_and_alpha_0_hides() -> None:
     changed, same = np.asarray(jax.vmap(picture)(batch)).astype(int)
     plain = np.asarray(picture(seen_solids())).astype(int)
     assert (np.abs(same - plain).max(axis=-1) <= 1).mean() > 0.995
-    hits = rays_hit(load_drawn_model(SOLIDS), load_drawn_model(SOLIDS).qpos0, SIZE, VIEW)
+    hits = rays_hit(load_model(SOLIDS, visual=True), load_model(SOLIDS, visual=True).qpos0, SIZE, VIEW)
     sphere, box = hits == NAMES.index("sphere"), hits == NAMES.index("box")
     assert (changed[sphere][:, 2] > changed[sphere][:, 1]).mean() > 0.9
     assert (plain[box][:, 0] > plain[box][:, 2] + 20).all()
@@ -194,7 +194,7 @@ def test_pictures_are_close_to_mujocos(env: Any, view: CameraView) -> None:
     theirs = env.render(jax.tree.map(np.asarray, state), size, size, view).astype(int)
     assert np.abs(mine - theirs).mean() < 2.0
 
-    model = load_drawn_model(seen.asset)
+    model = load_model(seen.asset, visual=True)
     data = mujoco.MjData(model)
     data.qpos[:] = seen.qpos
     for name, position in seen.mocap_pos.items():

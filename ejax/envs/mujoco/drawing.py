@@ -16,7 +16,7 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.models import load_drawn_model
+from ejax.envs.mujoco.models import load_model
 from ejax.types import Array, CameraView, PyTree
 
 
@@ -65,7 +65,7 @@ def render(
     camera = camera or default_view(seen.asset)
     effects = camera is None or camera.effects
     model, data, renderer = _canvas(seen.asset, width, height, effects)
-    model.geom_rgba[:] = load_drawn_model(seen.asset).geom_rgba  # without the colours of the picture before
+    model.geom_rgba[:] = load_model(seen.asset, visual=True).geom_rgba  # without the colours of the picture before
     apply_appearance(model, data, seen)
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)  # for cameras that go with a body
@@ -95,7 +95,7 @@ def apply_appearance(model: mujoco.MjModel, data: mujoco.MjData, seen: Appearanc
 
 def default_view(asset: str) -> CameraView | None:
     """Return a view of the whole model, as MuJoCo's viewer starts with. None: the model has its own camera."""
-    model = load_drawn_model(asset)
+    model = load_model(asset, visual=True)
     if own_camera(model) >= 0:
         return None
     camera = mujoco.MjvCamera()
@@ -158,7 +158,7 @@ def _canvas(asset: str, width: int, height: int, effects: bool) -> tuple[Any, mu
             oldest.render()  # its context is current then: MuJoCo 3 would delete the objects of another
             oldest.close()
         choose_opengl()
-        model = copy.copy(load_drawn_model(asset))
+        model = copy.copy(load_model(asset, visual=True))
         whole = model.vis.global_  # of the window's size: a picture may be larger
         whole.offwidth, whole.offheight = max(whole.offwidth, width), max(whole.offheight, height)
         if not effects:

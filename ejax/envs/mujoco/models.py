@@ -51,14 +51,25 @@ _POSITIVE = ("body_mass", "body_inertia")
 _DISPLACED = 0.01  # m
 
 
-def load_model(asset: str) -> mujoco.MjModel:
-    """Load the simulated model, the MJCF without its visual geoms; ``asset`` as in ``Physics``."""
-    return _load_model(asset, visual=False)
+@functools.cache
+def load_model(asset: str, *, visual: bool = False, displaced: bool = False) -> mujoco.MjModel:
+    """Load the simulated model, the MJCF without its visual geoms; ``asset`` as in ``Physics``. Not to be changed.
+
+    ``visual``: with everything that can be seen. ``displaced``: for other centres of mass, see ``displace``.
+    """
+    spec = read_spec(asset)
+    # either would make a step depend on the steps before it
+    spec.option.disableflags |= _WARM_START
+    spec.option.enableflags &= ~_SLEEP
+    spec.compiler.discardvisual = not visual and all(each.type not in _SEEING for each in spec.sensors)
+    model = spec.compile()
+    _refuse_memory(asset, model)
+    return displace(spec, model) if displaced else model
 
 
 def load_parametric_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel:
     """Load the simulated model, ready for the parameters of these names to be changed."""
-    return _load_model(asset, visual=False, displaced=True) if "body_ipos" in names else load_model(asset)
+    return load_model(asset, displaced=True) if "body_ipos" in names else load_model(asset)
 
 
 def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel:
@@ -83,26 +94,9 @@ def beyond_engine(engine: str, error: NotImplementedError) -> ValueError:
     return ValueError(f"physics '{engine}' does not simulate all of the model: {what}; use mujoco")
 
 
-def load_drawn_model(asset: str) -> mujoco.MjModel:
-    """Load the model with everything that can be seen; not to be changed."""
-    return _load_model(asset, visual=True)
-
-
 def mocap_bodies(model: Any) -> NDArray[np.int_]:
     """Return the mocap bodies, in the order of ``mocap_pos``."""
     return np.flatnonzero(np.asarray(model.body_mocapid) >= 0)
-
-
-@functools.cache
-def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.MjModel:
-    spec = read_spec(asset)
-    # either would make a step depend on the steps before it
-    spec.option.disableflags |= _WARM_START
-    spec.option.enableflags &= ~_SLEEP
-    spec.compiler.discardvisual = not visual and all(each.type not in _SEEING for each in spec.sensors)
-    model = spec.compile()
-    _refuse_memory(asset, model)
-    return displace(spec, model) if displaced else model
 
 
 def settings_changed(asset: str) -> tuple[str, ...]:

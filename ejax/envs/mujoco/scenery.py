@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.mujoco.drawing import apply_appearance, default_view, has_appearance, own_camera, triple
 from ejax.envs.mujoco.kinematics import transform
-from ejax.envs.mujoco.models import load_drawn_model
+from ejax.envs.mujoco.models import load_model
 from ejax.types import Array, CameraView, PyTree
 
 KINDS = ("plane", "box", "ellipsoid", "sphere", "capsule", "cylinder")
@@ -78,7 +78,7 @@ class Scenery(NamedTuple):
 def scenery(asset: str) -> Scenery:
     """Read a model. Raises ValueError: a solid that is not a primitive, a texture that is not a plane's, or a light
     that is not directional."""
-    model = load_drawn_model(asset)
+    model = load_model(asset, visual=True)
     solids = [_solid(model, "geom", i) for i in range(model.ngeom) if model.geom_group[i] < _SHOWN_GROUPS]
     solids += [_solid(model, "site", i) for i in range(model.nsite) if model.site_group[i] < _SHOWN_GROUPS]
     names, lights = _lights(model)
@@ -91,7 +91,7 @@ def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
     if view is not None:
         eye, target, up = (jnp.asarray(each, jnp.float32) for each in (view.eye, view.target, view.up))
         return look_at(eye, target, up, half_angles(view.fovy, view.fovx, aspect), view.center)
-    model = load_drawn_model(asset)
+    model = load_model(asset, visual=True)
     camera = own_camera(model)
     if model.cam_mode[camera] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED or model.cam_bodyid[camera] != 0:
         raise ValueError("the ray caster needs a camera fixed in the world; set the camera's position")
@@ -106,7 +106,7 @@ def film_view(env: Any, states: PyTree, aspect: float, view: CameraView | None =
     if not has_appearance(env):  # it has no model
         return view
     seen = jax.device_get(jax.vmap(env.appearance)(states))
-    model = load_drawn_model(seen.asset)
+    model = load_model(seen.asset, visual=True)
     if view is None and mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "main") >= 0:
         return None
     data, bodies, balls = mujoco.MjData(model), model.geom_bodyid, []

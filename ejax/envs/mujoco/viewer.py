@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.drawing import Appearance, apply_appearance
-from ejax.envs.mujoco.models import load_drawn_model
+from ejax.envs.mujoco.models import load_model
 
 SPACE = 32
 _LATE = 0.1  # s: what is later than that is not caught up with
@@ -36,7 +36,7 @@ class Window:
 
     def __init__(self, asset: str, period: float, *, speed: float = 1.0, on_key: Callable[[int], None]) -> None:
         self._asset, self._period, self._speed, self._on_key = asset, period, speed, on_key
-        self._model = copy.copy(load_drawn_model(asset))
+        self._model = copy.copy(load_model(asset, visual=True))
         self._data = mujoco.MjData(self._model)
         self._paused = False
         before = set(threading.enumerate())
