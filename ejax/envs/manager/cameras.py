@@ -133,23 +133,18 @@ def _read_pose(section: Section, *, mounted: bool) -> NDArray[np.float64]:
         if name in section:
             section.note(name, "no effect together with eye", "without effect")
     eye, up = section.numbers("eye", (0.0, 0.0, 0.0), 3), section.numbers("up", (0.0, 0.0, 1.0), 3)
+    pose = np.eye(4)
     if "target" not in section:
         section.problem("target", "is missing: eye needs a point to look at")
-        return np.eye(4)
+        return pose
     target = section.numbers("target", (0.0, 0.0, 0.0), 3)
     if eye == target:
         section.problem("target", f"eye and target are both {list(eye)}; set it to a point to look at")
-        return np.eye(4)
-    return _look_at(np.array(eye), np.array(target), np.array(up))
-
-
-def _look_at(eye: NDArray[np.float64], target: NDArray[np.float64], up: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[4, 4]. Along ``up``, what points up in the picture is EmbodiChain's choice: −x, or −y."""
-    forward = (target - eye) / np.linalg.norm(target - eye)
+        return pose
+    forward = np.subtract(target, eye) / np.linalg.norm(np.subtract(target, eye))
     right = np.cross(forward, up)
-    if np.linalg.norm(right) < 1e-6:
+    if np.linalg.norm(right) < 1e-6:  # along ``up``, what points up in the picture is EmbodiChain's choice: −x, or −y
         right = np.cross(np.eye(3)[0 if abs(forward[1]) > abs(forward[0]) else 1], forward)
     right /= np.linalg.norm(right)
-    pose = np.eye(4)
     pose[:3] = np.stack([right, np.cross(right, forward), -forward, eye], axis=1)
     return pose
