@@ -72,7 +72,11 @@ def draw_look(
         if functor.func in ("randomize_light", "randomize_emission_light"):
             lights = _relit(functor, drawn, lights, scenery(asset).light_names)
         elif functor.func == "randomize_visual_material":
-            rgba[functor.uid] = _recoloured(functor, drawn["base_color_range"], asset)
+            solids = {solid.name: solid for solid in scenery(asset).solids if solid.geom is not None}
+            if functor.uid not in solids:
+                there = f"there is {', '.join(solids)}{did_you_mean(functor.uid, solids)}"
+                raise ValueError(f"{functor.key}: no geom '{functor.uid}' is drawn; {there}")
+            rgba[functor.uid] = jnp.append(drawn["base_color_range"], solids[functor.uid].rgba[3])
         else:
             moved |= {name: moved.get(name, 0.0) + value for name, value in drawn.items()}
     camera = _moved(moved, asset, view, width, height) if moved else None
@@ -149,11 +153,3 @@ def _relit(functor: VisualFunctor, drawn: Mapping[str, Array], lights: Lights, n
     if row == 0:
         raise ValueError(f"{functor.key}: the headlight shines where the camera looks; it takes no direction_range")
     return replace(lights, direction=lights.direction.at[row].add(drawn["direction_range"]))
-
-
-def _recoloured(functor: VisualFunctor, colour: Array, asset: str) -> Array:
-    solids = {solid.name: solid for solid in scenery(asset).solids if solid.geom is not None}
-    if functor.uid not in solids:
-        hint = did_you_mean(functor.uid, solids)
-        raise ValueError(f"{functor.key}: no geom '{functor.uid}' is drawn; there is {', '.join(solids)}{hint}")
-    return jnp.append(colour, solids[functor.uid].rgba[3])
