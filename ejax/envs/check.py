@@ -108,9 +108,8 @@ def _traced(env: Env) -> Iterator[Problem]:
     after, timestep = stepped
     yield from _alike("step: state", after, state)
     yield from _beside_space("step: obs", timestep.obs, env.observation_space)
-    yield from _scalar("step: reward", timestep.reward, np.float32)
-    yield from _scalar("step: terminated", timestep.terminated, np.bool_)
-    yield from _scalar("step: truncated", timestep.truncated, np.bool_)
+    for name, dtype in (("reward", np.float32), ("terminated", np.bool_), ("truncated", np.bool_)):
+        yield from _scalar(f"step: {name}", getattr(timestep, name), dtype)
     if timestep.final_obs is not None:
         yield Problem("step: final_obs", "is not None; ejax.rollout fills it, leave it out")
     yield from _info(timestep.info)
