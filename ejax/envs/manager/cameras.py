@@ -17,9 +17,7 @@ from ejax.envs.terms.vocabulary import IGNORED
 from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.sections import Section
 
-_SIZE = (640, 480)
 _INTRINSICS = (600.0, 600.0, 320.0, 240.0)
-_BASELINE = (0.05, 0.0, 0.0)
 _LINKS = {"ee_link": "flange", "base_link": "base"}
 """EmbodiChain's link -> ejax's body in the same place."""
 _COLOURS_ONLY = "only colour pictures are supported; set it to false"
@@ -66,11 +64,11 @@ def _read_camera(section: Section, links: tuple[str, ...], robot_uid: str) -> Se
         if section.take(name, False) is not False:
             section.problem(name, text)
     section.ignore_all(IGNORED["sensor"])
-    width, height = section.integer("width", _SIZE[0], at_least=1), section.integer("height", _SIZE[1], at_least=1)
+    width, height = section.integer("width", 640, at_least=1), section.integer("height", 480, at_least=1)
     pictures = section.flag("enable_color", True)
     lenses: tuple[Lens, ...] = (Lens("color", _read_intrinsics(section, "intrinsics"), (0.0, 0.0, 0.0)),)
     if kind == "StereoCamera":
-        x, y, z = (each / 2.0 for each in section.numbers("left_to_right_pos", _BASELINE, 3))
+        x, y, z = (each / 2.0 for each in section.numbers("left_to_right_pos", (0.05, 0.0, 0.0), 3))
         section.ignore_all(IGNORED["sensor.stereo"])
         right = Lens("color_right", _read_intrinsics(section, "intrinsics_right"), (x, y, z))
         # the camera's own place is amid the two
