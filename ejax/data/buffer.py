@@ -124,9 +124,6 @@ class TrajectoryBuffer:
         for path, target in fields.items():
             target[place] = self.episode[path][row]
 
-    def chunk_bytes(self, size: int) -> int:
-        return size * sum(array[0, 0].nbytes for array in self.frames.values())
-
 
 def create(path: Path, arrays: Mapping[str, FieldForm]) -> None:
     """Make a file of arrays, zeros, which lasts until its last process ends; MemoryError if shared memory is short."""

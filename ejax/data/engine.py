@@ -18,16 +18,18 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from ejax.data.buffer import BufferLayout
 from ejax.data.checks import check_count
 from ejax.data.chunks import WindowDraw
 from ejax.data.control import EngineState, LifecycleEvent, OnlineDataWorkerError
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.reader import Consumer, Taken, Ticket, take_episodes
+from ejax.data.reader import Consumer, Taken, take_episodes
 from ejax.data.supervisor import StartCancelledError, Supervisor
 from ejax.data.task import nest_fields
 from ejax.schema.messages import noting
@@ -54,7 +56,8 @@ class OnlineDataEngine(ChunkSource):
         """Held while the engine starts, stops, or requests a refill."""
         self._cancelled = threading.Event()
         self._supervisor: Supervisor | None = None
-        self._ticket: Ticket | None = None
+        self._ticket: tuple[Path, BufferLayout] | None = None
+        """Folder and layout of the run, by which any process finds it."""
         self._consumer: Consumer | None = None
         self._events: list[LifecycleEvent] = []
         self._reported = False
@@ -122,7 +125,7 @@ class OnlineDataEngine(ChunkSource):
                 self._finalizer.atexit = False  # its own hook may come after multiprocessing's; this one does not:
                 atexit.register(self._finalizer)
                 layout = self._supervisor.bring_up(self._cancelled)
-                self._ticket, self._phase = Ticket(self._supervisor.folder, layout), None
+                self._ticket, self._phase = (self._supervisor.folder, layout), None
             except BaseException as error:
                 if self._supervisor is not None:
                     control = self._supervisor.control
@@ -308,7 +311,7 @@ class OnlineDataEngine(ChunkSource):
         if consumer is None or consumer.pid != os.getpid():
             if self._ticket is None:
                 raise RuntimeError(f"the engine is in state {self.state.name} and has no buffer")
-            self._consumer = consumer = Consumer(self._ticket, self.cfg)
+            self._consumer = consumer = Consumer(*self._ticket, self.cfg)
         return consumer
 
 

@@ -6,7 +6,7 @@ Torn copies are drawn again: a copy is always of one episode, and the choice uni
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -120,7 +120,7 @@ class ChunkReader:
             return 0 if self.quota is None else int(self.quota.left(self._index)[whole].sum())
 
     def _copies(self, count: int, draw: WindowDraw, rng: np.random.Generator, charged: list[Charge]) -> Copies:
-        is_large = self._buffer.chunk_bytes(draw.size) >= LARGE_BYTES
+        is_large = draw.size * sum(array[0, 0].nbytes for array in self._buffer.frames.values()) >= LARGE_BYTES
         one_by_one = is_large or draw.history_length is not None
         made = self._buffer.empty(count if one_by_one else 0, draw.size)
         # small ones all at once: the fewest calls. Large ones one at a time: few are torn, and few copies are wasted
@@ -156,19 +156,17 @@ class ChunkReader:
         deadline = time.monotonic() + WAIT_S
         while True:
             version, index, mask = self._masked(draw)
-            if not mask.any():
-                self._wait_or_raise(deadline, self._no_window, draw)
-                continue
-            if self.quota is None:
-                rows, frames = draw_windows(mask, count, rng)
-                break
-            reserved = self.quota.reserve(np.asarray(mask.any(axis=1)), index, count, rng)
-            if reserved is not None:
-                charged.append((reserved, index))  # before the copy: any later failure is refunded
-                rows, frames = reserved, draw_starts(mask, reserved, rng)
-                break
-            self._wait_or_raise(deadline, self._no_budget, count)
-        return self._windows(rows, frames, draw), version
+            able = np.asarray(mask.any(axis=1))
+            if able.any():
+                if self.quota is None:
+                    return self._windows(*draw_windows(mask, count, rng), draw), version
+                if (rows := self.quota.reserve(able, index, count, rng)) is not None:
+                    charged.append((rows, index))  # before the copy: any later failure is refunded
+                    return self._windows(rows, draw_starts(mask, rows, rng), draw), version
+            now = self._buffer.version  # rows that are being written, or were since, are worth a wait
+            if time.monotonic() > deadline or not ((now != self._version) | (now % 2 == 1)).any():
+                raise self._exhausted(count) if able.any() else self._unavailable(draw)
+            time.sleep(1e-4)
 
     def _windows(self, rows: NDArray[np.int64], frames: NDArray[np.int64], draw: WindowDraw) -> Windows:
         """Return the windows of ``frames`` of ``rows``; of a row written to since, nonsense that shows as torn."""
@@ -209,14 +207,7 @@ class ChunkReader:
             known[changed[whole]] = new[whole]
         self._version[changed[whole]] = version[changed[whole]]
 
-    def _wait_or_raise(self, deadline: float, problem: Callable[..., RuntimeError], about: Any) -> None:
-        """Wait for rows that are being written, or were since; without any, or too late, raise ``problem(about)``."""
-        now = self._buffer.version
-        if time.monotonic() > deadline or not ((now != self._version) | (now % 2 == 1)).any():
-            raise problem(about)
-        time.sleep(1e-4)
-
-    def _no_window(self, draw: WindowDraw) -> RuntimeError:
+    def _unavailable(self, draw: WindowDraw) -> RuntimeError:
         longest = int(self._runs.valid.max(initial=0))
         of = "" if draw.generations is None else f" in generations {', '.join(map(str, draw.generations))}"
         return DataUnavailableError(
@@ -225,7 +216,7 @@ class ChunkReader:
             f"frames; use a smaller chunk_size or another sampling_mode"
         )
 
-    def _no_budget(self, count: int) -> RuntimeError:
+    def _exhausted(self, count: int) -> RuntimeError:
         return DataBudgetExhaustedError(
             f"the episodes in the buffer may be drawn for {self.chunks_left()} more chunks (episode_sample_budget), "
             f"and {count} were requested; request fewer, or have the buffer refilled"
@@ -242,23 +233,16 @@ class Taken:
     origin: Origin
 
 
-@dataclass(frozen=True)
-class Ticket:
-    """The parts by which a process finds a run."""
-
-    folder: Path
-    layout: BufferLayout
-
-
 class Consumer:
-    """One process's reader; a fork needs a new one. FileNotFoundError if the owner has removed the buffer."""
+    """One process's reader of the run in ``folder``; a fork needs a new one. FileNotFoundError if the owner has removed
+    the buffer."""
 
-    def __init__(self, ticket: Ticket, cfg: OnlineDataEngineCfg) -> None:
+    def __init__(self, folder: Path, layout: BufferLayout, cfg: OnlineDataEngineCfg) -> None:
         self.pid = os.getpid()
-        self.control = Control(ticket.folder, cfg)
-        self.buffer = TrajectoryBuffer(ticket.folder / BUFFER, ticket.layout)
+        self.control = Control(folder, cfg)
+        self.buffer = TrajectoryBuffer(folder / BUFFER, layout)
         budget = cfg.episode_sample_budget
-        quota = None if budget is None else Quota(self.control.charged, ticket.folder / COUNTS, budget)
+        quota = None if budget is None else Quota(self.control.charged, folder / COUNTS, budget)
         self.reader = ChunkReader(self.buffer, quota)
         self.rng = np.random.default_rng()  # by the system: processes must not draw alike
 

@@ -129,7 +129,10 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
             to_close.push(partial(_leave, task))
             task = task.__enter__()
         options = {name: getattr(args, name) for name in ("robot_type", "images", "append")}
-        spec, fps = task.spec(), _fps_of(task) if args.fps is None else args.fps
+        spec, fps = task.spec(), args.fps
+        if fps is None:
+            period = task.control_period if isinstance(task, TimedTask) else None
+            fps = max(1, round(1.0 / period)) if period else _DEFAULT_FPS
         options |= {"fps": fps, "names": policy_names(spec, args.names)}
         writer = to_close.enter_context(EpisodeWriter(args.to, spec, **options))
         total = writer.num_episodes + args.episodes
@@ -145,11 +148,6 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
 def _leave(task: AbstractContextManager[Any], kind: Any, error: BaseException | None, traceback: Any) -> bool | None:
     with noting(error, "closing the task"):
         return task.__exit__(kind, error, traceback)
-
-
-def _fps_of(task: Any) -> int:
-    period = task.control_period if isinstance(task, TimedTask) else None
-    return max(1, round(1.0 / period)) if period else _DEFAULT_FPS
 
 
 def _instruction(given: str | None, episode: Episode, otherwise: str) -> str:

@@ -16,11 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.spawn import get_executable
 from pathlib import Path
-from typing import Any
 
 from ejax.data.buffer import BufferLayout
 from ejax.data.control import LIFE, Control, EngineState, LifecycleEvent, OnlineDataWorkerError, make_words
@@ -51,8 +49,15 @@ class Supervisor:
         self._lock, self._taking = threading.Lock(), threading.Lock()
         self._closed = False
         self._beat, self._silent, self._looked = 0, 0.0, time.monotonic()
-        task = _pickle_task(*cfg.demonstrator)
-        order = WorkOrder(os.getpid(), run_id, cfg.named(), task, trusted())
+        task, task_cfg = cfg.demonstrator
+        if isinstance(task, str) and not all(task.partition(":")):
+            raise ValueError(f"task '{task}' does not name code; write 'package.module:Name'")
+        if getattr(task, "__module__", None) == "__main__":
+            raise ValueError(
+                f"task {task!r} is defined in the main script, which the worker does not import; put it into another "
+                f"module"
+            )
+        order = WorkOrder(os.getpid(), run_id, cfg.named(), pickle.dumps((task, task_cfg)), trusted())
         clear_leftovers()  # first: they may hold the memory that this run needs
         self.folder, self._held = make_run_folder()
         try:
@@ -215,13 +220,3 @@ def _spawn(folder: Path) -> "subprocess.Popen[bytes]":
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}  # a task that uses jax leaves the accelerator to the training
     # no fork: a copy of jax's threads and locks would hang
     return subprocess.Popen([get_executable(), "-c", code], stdin=subprocess.DEVNULL, env=env)
-
-
-def _pickle_task(task: str | Callable[..., Any], task_cfg: Mapping[str, Any]) -> bytes:
-    if isinstance(task, str) and not all(task.partition(":")):
-        raise ValueError(f"task '{task}' does not name code; write 'package.module:Name'")
-    if getattr(task, "__module__", None) == "__main__":
-        raise ValueError(
-            f"task {task!r} is defined in the main script, which the worker does not import; put it into another module"
-        )
-    return pickle.dumps((task, dict(task_cfg)))

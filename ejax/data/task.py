@@ -243,15 +243,12 @@ def _check_arrays(
         raise ValueError(f"{kind} fields are not those of the spec: missing {missing}, unknown {unknown}")
     arrays = {path: np.asarray(value) for path, value in given.items()}
     for path, array in arrays.items():
-        shape, dtype = spec[path]
-        if array.shape[lead:] != shape or array.ndim < lead or not _fits(array.dtype, np.dtype(dtype)):
+        shape, dtype = spec[path][0], np.dtype(spec[path][1])
+        cut = array.dtype.kind in "SU" and array.dtype.itemsize > dtype.itemsize  # NumPy would silently cut the text
+        fits = np.can_cast(array.dtype, dtype, "same_kind") and not cut
+        if array.shape[lead:] != shape or array.ndim < lead or not fits:
             raise ValueError(
-                f"{kind} field '{path}' is {array.dtype}{list(array.shape)}; the spec has {np.dtype(dtype)} "
+                f"{kind} field '{path}' is {array.dtype}{list(array.shape)}; the spec has {dtype} "
                 f"{['length'] * lead + list(shape)}"
             )
     return arrays
-
-
-def _fits(given: np.dtype[Any], expected: np.dtype[Any]) -> bool:
-    cut = given.kind in "SU" and given.itemsize > expected.itemsize  # NumPy would silently cut the text
-    return np.can_cast(given, expected, "same_kind") and not cut
