@@ -24,7 +24,7 @@ from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.metadata import load_columns, load_info, load_ours
 from ejax.data.lerobot.parquet import EPISODES, load_episode_rows, naming_errors
 from ejax.data.lerobot.pictures import decode_image, decode_video
-from ejax.data.lerobot.recording import STAGING
+from ejax.data.lerobot.recording import STAGING, file_of
 from ejax.data.task import Episode, Origin, frame_numbers, nest_fields
 
 FLAGS = ("next.terminated", "is_terminal", "next.done", "next.truncated", "next.success")
@@ -132,7 +132,9 @@ class EpisodeReader:
         return part | self._own_frames(index, start, count)
 
     def _episode(self, index: int, frames: dict[str, Any], fields: dict[str, Any]) -> Episode:
-        ends = self._ends(index)
+        flags = [column for column in self.columns if column.feature in FLAGS and column.kind == "number"]
+        kept = self._cache.get((index, ""), lambda: self._read(index)) if flags else {}
+        ends = {column.feature: bool(np.any(kept[column.path][-1])) for column in flags}  # of the last frame
         terminated = self._rows[index].get("ejax/terminated")
         return Episode(
             frames,
@@ -141,12 +143,6 @@ class EpisodeReader:
             terminated=terminates(ends) if terminated is None else bool(terminated),
             success=ends.get("next.success", True),
         )
-
-    def _ends(self, index: int) -> dict[str, bool]:
-        """Read the flags of an episode's last frame, those that the set has."""
-        flags = [column for column in self.columns if column.feature in FLAGS and column.kind == "number"]
-        frames = self._cache.get((index, ""), lambda: self._read(index)) if flags else {}
-        return {column.feature: bool(np.any(frames[column.path][-1])) for column in flags}
 
     def _own_frames(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
         kept = self._cache.get((index, ""), lambda: self._read(index))
@@ -165,7 +161,7 @@ class EpisodeReader:
     def _read(self, index: int) -> dict[str, Any]:
         """Read an episode's data file: arrays [length, ...] by path; images still encoded."""
         row, columns = self._rows[index], [column for column in self.columns if column.kind != "video"]
-        name = self.info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
+        name = file_of(row, "data", self.info["data_path"])
         names = [*(column.feature for column in columns), "episode_index"]
         options: Any = {"use_threads": False, "page_checksum_verification": True}
         with open_inside(self.folder, name) as file, naming_errors(self.folder / name):
@@ -189,8 +185,7 @@ class EpisodeReader:
                 raise ValueError(f"{where} has images outside its data file")
             return np.stack([decode_image(data, shape, where) for data in encoded])
         row, key = self._rows[index], f"videos/{column.feature}"
-        place = {name: row[f"{key}/{name}"] for name in ("chunk_index", "file_index")}
-        name = self.info["video_path"].format(video_key=column.feature, **place)
+        name = file_of(row, key, self.info["video_path"], video_key=column.feature)
         with open_inside(self.folder, name):  # before ffmpeg does: a regular file below the folder
             path = self.folder / name
         return decode_video(path, row[f"{key}/from_timestamp"] + start / self.fps, self.fps, shape, count)

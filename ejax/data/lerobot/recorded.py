@@ -44,7 +44,15 @@ class RecordedEpisodes(ChunkSource):
     ) -> None:
         self.reader = EpisodeReader(folder, cache_mb=cache_mb)
         self.seed, self._part = check_seed(seed), part
-        self._episodes = _chosen(episodes, self.reader)
+        count = len(self.reader)
+        chosen = np.array(self.reader.training if episodes is None else episodes, np.int64).reshape(-1)
+        if not chosen.size:
+            raise ValueError(f"no episode to draw from; {folder} has {count}, of which {episodes} were chosen")
+        if chosen.min() < 0 or chosen.max() >= count:
+            raise IndexError(f"episodes are 0 to {count - 1} in {folder}, got {chosen.min()} to {chosen.max()}")
+        if len(set(chosen.tolist())) < len(chosen):
+            raise ValueError(f"episodes names some twice: {list(chosen)}; name each once")
+        self._episodes = chosen
         self._rng = make_rng(self.seed)
         # runs of all episodes one behind the other: one search finds the run of a window, in any number of episodes
         runs = [self.reader.segments(int(index))[1] for index in self._episodes]
@@ -130,15 +138,3 @@ class RecordedEpisodes(ChunkSource):
         # a boundary lies in the windows that leave their run
         first = self._start + (inside if mode == "boundary" else 0)
         return first, np.maximum(np.minimum(self._start + self._run, last) - first, 0)
-
-
-def _chosen(episodes: Sequence[int] | None, reader: EpisodeReader) -> NDArray[np.int64]:
-    count, folder = len(reader), reader.folder
-    chosen = np.array(reader.training if episodes is None else episodes, np.int64).reshape(-1)
-    if not chosen.size:
-        raise ValueError(f"no episode to draw from; {folder} has {count}, of which {episodes} were chosen")
-    if chosen.min() < 0 or chosen.max() >= count:
-        raise IndexError(f"episodes are 0 to {count - 1} in {folder}, got {chosen.min()} to {chosen.max()}")
-    if len(set(chosen.tolist())) < len(chosen):
-        raise ValueError(f"episodes names some twice: {list(chosen)}; name each once")
-    return chosen

@@ -115,8 +115,9 @@ def open_recording(folder: Path, format: Format) -> Recording:
     damaged files and links out of it; nothing is written then."""
     for name in (STAGING, fmt.INFO, fmt.OURS, fmt.TASKS, fmt.STATS_FILE):
         inside(folder, name)
+    expected = fmt.episodes_schema(format.columns, format.spec)
     if not (folder / fmt.INFO).exists() and not row_files(folder):
-        recording = Recording(folder, format, format.info(), fmt.episodes_schema(format.columns, format.spec))
+        recording = Recording(folder, format, format.info(), expected)
         with marked(folder):
             recording.put_in_place({fmt.OURS: _to_json(format.ours())})
         return recording
@@ -128,7 +129,14 @@ def open_recording(folder: Path, format: Format) -> Recording:
     if info.get("total_frames") != sum(row["length"] for row in rows):
         raise ValueError(f"{folder} has other counts in {fmt.INFO} than in meta/episodes; restore it from a copy")
     sizes = {name: size for name, size in format.info().items() if name.endswith("_size_in_mb")}
-    schema = _schema(folder, format) if rows else fmt.episodes_schema(format.columns, format.spec)
+    schema = expected
+    if rows:
+        name = row_files(folder)[0]
+        with open_parquet(folder, name) as file:
+            schema = file.schema_arrow
+        before_origins = pa.schema([field for field in expected if field.name not in fmt.ORIGINS])
+        if schema not in (expected, before_origins):
+            raise ValueError(f"{folder / name} has other columns than the writer's; record into a new folder")
     return Recording(folder, format, info | sizes, schema, tuple(rows), _stats_of(rows, format.columns))
 
 
@@ -151,9 +159,9 @@ def marked(folder: Path) -> Iterator[tuple[Path, bool]]:
     staging.rmdir()
 
 
-def file_of(row: Mapping[str, Any], key: str, pattern: str) -> str:
+def file_of(row: Mapping[str, Any], key: str, pattern: str, **video: str) -> str:
     """Return the name of the file in which a row of ``meta/episodes`` finds ``key``."""
-    return pattern.format(chunk_index=row[f"{key}/chunk_index"], file_index=row[f"{key}/file_index"])
+    return pattern.format(chunk_index=row[f"{key}/chunk_index"], file_index=row[f"{key}/file_index"], **video)
 
 
 def _clear(staging: Path) -> None:
@@ -171,16 +179,6 @@ def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any],
                 f"{folder} has {path} {short_repr(has.get(path))}, the writer {short_repr(needs.get(path))}; make the "
                 f"writer's arguments equal, or record into a new folder"
             )
-
-
-def _schema(folder: Path, format: Format) -> pa.Schema:
-    name, expected = row_files(folder)[0], fmt.episodes_schema(format.columns, format.spec)
-    with open_parquet(folder, name) as file:
-        there = file.schema_arrow
-    before_origins = pa.schema([field for field in expected if field.name not in fmt.ORIGINS])
-    if there not in (expected, before_origins):
-        raise ValueError(f"{folder / name} has other columns than the writer's; record into a new folder")
-    return there
 
 
 def _stats_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> dict[str, Stats]:
