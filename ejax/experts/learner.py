@@ -79,11 +79,8 @@ class LearnerTask:
         del seed  # of the worker, which a run that goes on starts again
         order: Order = pickle.loads(self._order.read_bytes())
         if order.number != self._round:
-            self._round, self._attempt, self._program = (
-                order.number,
-                0,
-                jax.export.deserialize(bytearray(order.program)),
-            )
+            self._round, self._attempt = order.number, 0
+            self._program = jax.export.deserialize(bytearray(order.program))
         number = int(np.random.SeedSequence((order.seed, order.number, self._attempt)).generate_state(1)[0]) >> 1
         self._attempt += 1
         attempts = self.task.attempt(number, Learner(order, self._program, number, self.task.env.action_space))

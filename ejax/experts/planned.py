@@ -55,20 +55,20 @@ class Planned(Expert):
         return f"number {segment}"
 
     def begin(self, rng: np.random.Generator, state: PyTree, obs: PyTree) -> tuple[list[str], Law]:
-        made = self.plan(self.env, state, obs, rng, **self.arguments)
-        steps = self._steps(made, state)
+        num_envs = len(jax.tree.leaves(state)[0])
+        steps = self._steps(self.plan(self.env, state, obs, rng, **self.arguments), num_envs)
         next(steps)  # to where it takes a situation
 
         def law(state: PyTree, obs: PyTree, segment: EnvRows) -> tuple[EnvRows, EnvRows] | None:
             del segment
             return steps.send((state, obs))
 
-        return ["" for _ in range(_num_envs(state))], law
+        return [""] * num_envs, law
 
-    def _steps(self, made: Any, state: PyTree) -> Generator[Any, Any, None]:
+    def _steps(self, made: Any, num_envs: int) -> Generator[Any, Any, None]:
         """Yield (actions [N, A], segments [N]) of the step from each situation sent, and None once the plan ends."""
         lazy = isinstance(made, Generator)
-        num_envs, situation = _num_envs(state), (yield None)
+        situation = yield None
         parts: Any = made if lazy else iter([] if made is None else [made])
         number = 0
         try:
@@ -86,7 +86,3 @@ class Planned(Expert):
         except StopIteration:
             while True:
                 yield None
-
-
-def _num_envs(state: PyTree) -> int:
-    return len(jax.tree.leaves(state)[0])

@@ -1,9 +1,8 @@
 """Experts for PushCube and PushCubeRL: ``make_push_task`` and ``make_task``."""
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import gymnasium
@@ -58,27 +57,20 @@ class SceneArm:
         scene = self.env.spec.scene
         return scene.part(str(scene.tool_part)) if scene.tool_part else ()
 
-    def see(self, state: SceneState) -> EnvRows:
+    @partial(jax.jit, static_argnums=0)
+    @partial(jax.vmap, in_axes=(None, 0))
+    def see(self, state: SceneState) -> Array:
         """[N, J + 9]: the arm's joint angles, rad; tool, object and goal, m."""
-        return np.asarray(self._seen(state))
-
-    def command(self, state: SceneState, step: EnvRows) -> EnvRows:
-        """Compute actions [N, A] that set the arm's targets ``step`` [N, J], rad, beyond its angles; the other joints
-        keep their targets."""
-        return np.asarray(self._commanded(state, step))
-
-    @cached_property
-    def _seen(self) -> Any:
-        return jax.jit(jax.vmap(self._see))
-
-    @cached_property
-    def _commanded(self) -> Any:
-        return jax.jit(jax.vmap(self._action))
-
-    def _see(self, state: SceneState) -> Array:
         world = self.env.world(state)
         places = [pose[:3, 3] for pose in (world.eef_pose(), world.object_pose(self.uid), world.pose(self.goal))]
         return jnp.concatenate([state.physics.qpos[jnp.array(self.joints)], *places])
+
+    @partial(jax.jit, static_argnums=0)
+    @partial(jax.vmap, in_axes=(None, 0, 0))
+    def command(self, state: SceneState, step: Array) -> Array:
+        """Compute actions [N, A] that set the arm's targets ``step`` [N, J], rad, beyond its angles; the other joints
+        keep their targets."""
+        return self._action(state, step)
 
     def _action(self, state: SceneState, step: Array) -> Array:
         space, joints = self.env.action_space, jnp.array(self.joints)
@@ -155,15 +147,15 @@ class PushCubeInScene(Expert):
     def space(self) -> gymnasium.spaces.Box:
         return gymnasium.spaces.Box(-1.0, 1.0, (len(self._arm.joints),), np.float32)
 
-    @functools.cached_property
+    @cached_property
     def _arm(self) -> SceneArm:
         return SceneArm(self.env, "cube", "goal_pose")
 
     def begin(self, rng: np.random.Generator, state: SceneState, obs: PyTree) -> tuple[list[str], Law]:
-        seen = self._arm.see(state)
+        seen = np.asarray(self._arm.see(state))
         # the config draws goals about the robot
         instructions, variation = phrase(rng, _PLAN["wordings"], seen[:, -3:-1]), self.vary(rng, len(seen))
-        return instructions, lambda state, obs, segment: self.act(self._arm.see(state), segment, variation)
+        return instructions, lambda state, obs, segment: self.act(np.asarray(self._arm.see(state)), segment, variation)
 
     def act(self, obs: EnvRows, segment: EnvRows, variation: Mapping[str, EnvRows]) -> tuple[EnvRows, EnvRows]:
         """``obs``: ``SceneArm.see``."""
@@ -171,7 +163,7 @@ class PushCubeInScene(Expert):
         return np.asarray(_joint_step(self.env.asset, obs[:, :-9], way)) / _SCENE["step"], segment
 
     def command(self, state: SceneState, action: EnvRows) -> EnvRows:
-        return self._arm.command(state, action * np.float32(_SCENE["step"]))
+        return np.asarray(self._arm.command(state, action * np.float32(_SCENE["step"])))
 
 
 def follow_push(obs: EnvRows, segment: EnvRows, variation: Mapping[str, EnvRows]) -> tuple[EnvRows, EnvRows]:
@@ -195,8 +187,8 @@ def follow_push(obs: EnvRows, segment: EnvRows, variation: Mapping[str, EnvRows]
     return limit_length(way, variation["speed"]), segment
 
 
-@functools.partial(jax.jit, static_argnums=0)
-@functools.partial(jax.vmap, in_axes=(None, 0, 0))
+@partial(jax.jit, static_argnums=0)
+@partial(jax.vmap, in_axes=(None, 0, 0))
 def _joint_step(asset: str, angles: Array, way: Array) -> Array:
     """Compute changes of an arm's joint angles [J] that move the tool by ``way`` [3] m and turn it to point down. One
     iteration of ``ejax.envs.mujoco.kinematics``' damped least squares, free about the tool's axis."""
@@ -211,8 +203,8 @@ def _joint_step(asset: str, angles: Array, way: Array) -> Array:
     return jacobian.T @ solve_positive(jacobian @ jacobian.T + _DAMPING**2 * jnp.eye(6), error)
 
 
-make_task = functools.partial(ScriptedTask, PushCubeExpert, camera=CAMERA)
+make_task = partial(ScriptedTask, PushCubeExpert, camera=CAMERA)
 
-make_push_task = functools.partial(ScriptedTask, PushExpert, camera=CAMERA)
+make_push_task = partial(ScriptedTask, PushExpert, camera=CAMERA)
 
-make_scene_task = functools.partial(ScriptedTask, PushCubeInScene, camera=CAMERA)
+make_scene_task = partial(ScriptedTask, PushCubeInScene, camera=CAMERA)

@@ -175,17 +175,12 @@ class ScriptedTask:
         space = self._expert.space
         if not isinstance(space, gymnasium.spaces.Box):
             raise TypeError(f"experts act in a gymnasium.spaces.Box, got {space}")
-        self._space, self._num_envs, self._noise, self._image_size = space, num_envs, noise, image_size
+        self._space, self.num_envs, self._noise, self._image_size = space, num_envs, noise, image_size
         self._camera = CameraView(**freeze(camera)) if isinstance(camera, Mapping) else camera
         self._instruction = instruction
         self._renderer, self._wrist = renderer, None if wrist is None else WristCamera(**freeze(wrist))
         check_renderer(self.env, renderer, self._wrist)
         self._reset, self._step = jax.jit(jax.vmap(self.env.reset)), jax.jit(jax.vmap(self.env.step))
-
-    @property
-    def num_envs(self) -> int:
-        """Episodes that are made side by side."""
-        return self._num_envs
 
     @property
     def control_period(self) -> float:
@@ -246,24 +241,24 @@ class ScriptedTask:
 
     def start(self, seed: int) -> tuple[PyTree, EnvRows]:
         """Make states and first observations of the episodes of ``seed``, leaves [N, ...]."""
-        return self._reset(jax.random.split(jax.random.key(seed), self._num_envs))
+        return self._reset(jax.random.split(jax.random.key(seed), self.num_envs))
 
     def attempt(self, seed: int, learner: Actor | None = None) -> Attempts:
         """Let the expert act until every environment has ended, or its plan has. Raises NoPlanError: it has none.
         ``learner`` acts in its place, and knows nothing of its intentions."""
         rng = np.random.default_rng(seed)
-        space, keys = self._space, jax.random.split(jax.random.key(seed), self._num_envs)
+        space, keys = self._space, jax.random.split(jax.random.key(seed), self.num_envs)
         state, first = self.start(seed)
         obs = jax.tree.map(np.asarray, first)
         instruction, law = self._expert.begin(rng, state, obs)
         if self._instruction is not None:
-            instruction = [self._instruction] * self._num_envs
-        segment = np.zeros(self._num_envs, np.int64)
-        noise = rng.standard_normal((self._num_envs, *space.shape))
+            instruction = [self._instruction] * self.num_envs
+        segment = np.zeros(self.num_envs, np.int64)
+        noise = rng.standard_normal((self.num_envs, *space.shape))
         scale = self._noise * 0.5 * (space.high - space.low)
-        going = np.ones(self._num_envs, bool)
-        length, success = np.zeros(self._num_envs, np.int64), np.zeros(self._num_envs, bool)
-        terminated = np.zeros(self._num_envs, bool)
+        going = np.ones(self.num_envs, bool)
+        length, success = np.zeros(self.num_envs, np.int64), np.zeros(self.num_envs, bool)
+        terminated = np.zeros(self.num_envs, bool)
         frames: list[dict[str, PyTree]] = []
         # not by ``ejax.episodes``: a law of whole batches acts, with noise, and its intentions are kept
         while going.any():

@@ -178,7 +178,7 @@ def test_a_plan_that_is_missing_is_a_failure_and_one_of_another_shape_an_error(g
 
 def test_the_first_releases_form_is_demonstrated_by_the_task_classs_expert() -> None:
     task = make_task(gym_config=FIRST_FORM, action_config={"variety": 0.5})
-    assert type(task.env).__name__ == "PushCubeRL" and task._num_envs == 64
+    assert type(task.env).__name__ == "PushCubeRL" and task.num_envs == 64
 
 
 def test_the_limit_of_an_episode_may_stand_in_the_extensions() -> None:
