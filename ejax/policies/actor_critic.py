@@ -22,6 +22,12 @@ from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.types import Array, PyTree
 
 
+def _hash(policy: Any) -> int:
+    networks = [x for x in (policy.actor, getattr(policy, "critic", None)) if not isinstance(x, nn.Module)]
+    # without modules, which may hold lists, as those of nn.Sequential
+    return hash((type(policy), policy.action_spec, *networks))
+
+
 class ActorOnly(nn.Module):
     """Actor without a critic, ``obs -> (distribution, zeros [...])``, for GRPO and APG."""
 
@@ -42,8 +48,7 @@ class ActorOnly(nn.Module):
         rows = jax.tree.leaves(obs)[0].shape[:-1]  # of any leaf: all have the rows of the observation
         return action_head(self, x, dropout_seed=dropout_seed, observe=observe), jnp.zeros(rows)
 
-    def __hash__(self) -> int:
-        return _hash(self)
+    __hash__ = _hash
 
 
 class ActorCritic(nn.Module):
@@ -71,21 +76,13 @@ class ActorCritic(nn.Module):
         GPU computes both networks as one, which pays for many rows."""
         x = {name: network_input(self, name, obs, observe) for name in ("actor", "critic")}
         if joint and are_alike(self, x):
-            sizes = {"actor": self.action_spec.num_outputs, "critic": 1}
-            outputs = joint_outputs(self, sizes, x, dropout_seed)
+            outputs = _joint_outputs(self, x, dropout_seed)
             return action_distribution(self, outputs["actor"]), outputs["critic"][..., 0]
         distribution = action_head(self, x["actor"], dropout_seed=dropout_seed, observe=observe)
         value = apply_network(self, "critic", 1, x["critic"], dropout_seed=dropout_seed, observe=observe)
         return distribution, value[..., 0]
 
-    def __hash__(self) -> int:
-        return _hash(self)
-
-
-def _hash(policy: Any) -> int:
-    networks = [x for x in (policy.actor, getattr(policy, "critic", None)) if not isinstance(x, nn.Module)]
-    # without modules, which may hold lists, as those of nn.Sequential
-    return hash((type(policy), policy.action_spec, *networks))
+    __hash__ = _hash
 
 
 def section_of(policy: Any, names: tuple[str, ...] = ("actor", "critic")) -> dict[str, Any]:
@@ -130,16 +127,10 @@ def are_alike(policy: Any, features: dict[str, Array]) -> bool:
     return len({x.shape for x in features.values()}) == 1 and len({*map(_hidden, configs)}) == 1
 
 
-def joint_outputs(
-    policy: Any, sizes: dict[str, int], features: dict[str, Array], dropout_seed: Array | None
-) -> dict[str, Array]:
-    """Compute the outputs [..., size] of networks that ``are_alike``; a GPU computes small ones jointly.
-
-    Args:
-        sizes: of the output of each network.
-        features: [..., F] of each, of one shape.
-        dropout_seed: [...], or None: no dropout.
-    """
+def _joint_outputs(policy: Any, features: dict[str, Array], dropout_seed: Array | None) -> dict[str, Array]:
+    """Compute the outputs [..., size] of networks that ``are_alike`` for features [..., F]; a GPU computes small ones
+    jointly."""
+    sizes = {"actor": policy.action_spec.num_outputs, "critic": 1}
     configs: dict[str, NetworkConfig] = {name: getattr(policy, name) for name in sizes}
     params = {name: policy.variables["params"][name] for name in sizes}
 

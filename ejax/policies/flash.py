@@ -37,16 +37,12 @@ def noise_repeat_start(key: Key, step: Array, *, exponent: float, longest: int) 
         return step
     block = step // BLOCK
     drawn = jax.random.uniform(jax.random.fold_in(key, block), (BLOCK,))
-    ends = jnp.cumsum(_lengths(drawn, exponent, longest))  # at least BLOCK at the last
-    begin = jnp.max(jnp.where(ends <= step - block * BLOCK, ends, 0))
-    return block * BLOCK + begin
-
-
-def _lengths(uniform: Array, exponent: float, longest: int) -> Array:
-    """Map numbers in [0, 1) to lengths of holds, 1 to ``longest``."""
     weight = np.arange(1, longest + 1) ** -exponent
     cumulative = np.cumsum(weight / weight.sum())[:-1].astype(np.float32)
-    return 1 + jnp.sum(uniform[:, None] >= jnp.asarray(cumulative)[None, :], axis=-1, dtype=jnp.int32)
+    lengths = 1 + jnp.sum(drawn[:, None] >= jnp.asarray(cumulative)[None, :], axis=-1, dtype=jnp.int32)
+    ends = jnp.cumsum(lengths)  # at least BLOCK at the last
+    begin = jnp.max(jnp.where(ends <= step - block * BLOCK, ends, 0))
+    return block * BLOCK + begin
 
 
 _MOMENTUM = 0.01  # of running statistics, a step

@@ -1,6 +1,5 @@
 """Networks of policies, as a config or as your own Flax modules, and the action distribution at the actor's end."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,10 +45,11 @@ def apply_network(
     if not isinstance(network, nn.Module):
         text = f"{name} must be a NetworkConfig or a Flax Linen module, got a {type(network).__name__}"
         raise TypeError(f"{text}; for NNX, pass flax.nnx.bridge.to_linen(Module, *arguments)")
-    given, taken = {"dropout_seed": dropout_seed, "observe": observe}, _parameters(network)
-    output = network(x, **{keyword: value for keyword, value in given.items() if keyword in taken})
+    kind: Any = type(network)
+    given = {"dropout_seed": dropout_seed, "observe": observe}
+    output = network(x, **{keyword: value for keyword, value in given.items() if takes(kind, keyword)})
     kept = sorted({"normalizer", "batch_stats"} & network.variables.keys())
-    if observe is not False and kept and "observe" not in taken:
+    if observe is not False and kept and not takes(kind, "observe"):
         text = f"{name}, a {type(network).__name__}, has statistics ({', '.join(kept)}) that would never move"
         raise PolicyStateError(f"{text}: let its __call__ take observe, and move them where that is given")
     if output.shape != (*x.shape[:-1], size):
@@ -81,11 +81,8 @@ def _drops(network: NetworkConfig | nn.Module | None) -> bool:
     config = network.config if isinstance(network, MLP) else network
     if isinstance(config, NetworkConfig):
         return config.dropout_p > 0.0
-    return config is not None and "dropout_seed" in _parameters(config)
-
-
-def _parameters(network: nn.Module) -> frozenset[str]:
-    return frozenset(inspect.signature(type(network).__call__).parameters)
+    kind: Any = type(config)
+    return config is not None and takes(kind, "dropout_seed")
 
 
 def clip_like_torch(x: Array, low: float, high: float) -> Array:

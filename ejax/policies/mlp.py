@@ -86,12 +86,16 @@ class MLP(nn.Module):
             raise ValueError(f"output_dim must be a size or a shape of sizes of at least 1, got {self.output_dim}")
         if self.input_dim not in (None, x.shape[-1]):
             raise ValueError(f"the MLP was made for {self.input_dim} inputs, got {x.shape[-1]}: x is {list(x.shape)}")
-        gains, narrow = c.orthogonal_init, _stores_bfloat16()
+        gains = c.orthogonal_init
+        # programs of ``matmul_precision: bf16`` for a GPU keep hidden layers in bfloat16 for the backward pass;
+        # parameters, their gradients, outputs and all sums stay float32
+        narrow = jax.config.jax_default_matmul_precision == "BF16_BF16_F32"  # type: ignore[attr-defined]
         for i, size in enumerate((*c.hidden_sizes, math.prod(shape))):
             is_last, gain = i == len(c.hidden_sizes), gains[i] if isinstance(gains, tuple) else gains
             kernel, bias = _Linear(size, gain, name=f"linear_{i}")(x.shape[-1])
             if narrow:
-                x = _narrow_product(i == 0, is_last, x, kernel)
+                x = x if i == 0 else x.astype(jnp.bfloat16)
+                x = _narrow(x, kernel, jnp.float32 if is_last else jnp.bfloat16)
             else:
                 x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
                 x = dense_product(x, kernel)
@@ -173,16 +177,6 @@ def dense_product(x: Array, w: Array, *args: Any, **kwargs: Any) -> Array:
 def own_precision(x: Array) -> jax.lax.Precision | None:
     """Return the precision of products of x: a run's ``matmul_precision`` is for float32, and would widen bfloat16."""
     return jax.lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else None
-
-
-def _stores_bfloat16() -> bool:
-    """Return whether hidden layers keep bfloat16 for the backward pass, as programs of ``matmul_precision: bf16`` for a
-    GPU do. Parameters, their gradients, outputs and all sums stay float32."""
-    return bool(jax.config.jax_default_matmul_precision == "BF16_BF16_F32")  # type: ignore[attr-defined]
-
-
-def _narrow_product(is_first: bool, is_last: bool, x: Array, w: Array) -> Array:
-    return _narrow(x if is_first else x.astype(jnp.bfloat16), w, jnp.float32 if is_last else jnp.bfloat16)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -147,16 +147,15 @@ class Recurrence(nn.Module):
         c = self.config
         if c.encoder is not None:
             x = MLP(c.encoder, c.width, name="encoder")(x, dropout_seed=dropout_seed)
-        layers = []
-        for layer in range(c.depth):
-            layers.append(
-                {
-                    "weight_ih": self._gates(f"weight_ih_l{layer}", c.width if layer else x.shape[-1]),
-                    "bias_ih": self._gates(f"bias_ih_l{layer}"),
-                    "weight_hh": self._gates(f"weight_hh_l{layer}", c.width),
-                    "bias_hh": self._gates(f"bias_hh_l{layer}"),
-                }
-            )
+        layers = [
+            {
+                "weight_ih": self._gates(f"weight_ih_l{layer}", c.width if layer else x.shape[-1]),
+                "bias_ih": self._gates(f"bias_ih_l{layer}"),
+                "weight_hh": self._gates(f"weight_hh_l{layer}", c.width),
+                "bias_hh": self._gates(f"bias_hh_l{layer}"),
+            }
+            for layer in range(c.depth)
+        ]
         return _given(x, layers[0].pop("weight_ih"), layers[0].pop("bias_ih")), layers
 
     def _gates(self, name: str, *num_inputs: int) -> Array:
