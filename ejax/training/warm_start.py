@@ -196,7 +196,7 @@ def _start_from_weights(parts: Parts, config: RunConfig) -> tuple[RunState, list
     if config.policy.vla_config is None:
         return parts.state, []
     from ejax.policies.pretrained.weights import WeightsError
-    from ejax.policies.vla.loading import load_parts
+    from ejax.policies.vla.policy import load_parts
 
     try:
         params, notes = load_parts(parts.policy, parts.state.train.params, config.policy.vla_config)

@@ -34,9 +34,8 @@ from ejax.numerics.text import as_bytes
 from ejax.policies.pretrained.token_states import TokenStates
 from ejax.policies.pretrained.weights import WeightsError
 from ejax.policies.vla.config import VLAConfig
-from ejax.policies.vla.loading import load_parts
 from ejax.policies.vla.network import PREDICTION
-from ejax.policies.vla.policy import VLAPolicy, make
+from ejax.policies.vla.policy import VLAPolicy, load_parts, make
 from ejax.policies.vla.words import Words
 from ejax.types import Params, Timestep
 from interop.artefacts.formats import FORMATS, Trained

@@ -114,8 +114,8 @@ class LeRobotPolicy:
         """Return arguments [B, ...] of ``ExpertNetwork.encode``, and the leading axes."""
         batch = obs[self.images[0]].shape[:-3]
         encoded = {"token", "read"} <= obs.keys()
-        text = () if encoded or self.text is None else (self.text,)
-        wanted = (*self.images, *self.numbers, *text, *(("token", "read") if encoded else ()))
+        wanted = [*self.images, *self.numbers]
+        wanted += ["token", "read"] if encoded else [] if self.text is None else [self.text]
         rows = {name: jnp.asarray(obs[name]).reshape(-1, *obs[name].shape[len(batch) :]) for name in wanted}
         count = rows[self.images[0]].shape[0]
         if encoded:
@@ -128,17 +128,14 @@ class LeRobotPolicy:
             token = self.words.tokens_of(rows[str(self.text)])
             read = token > PADDING
         else:
-            token, read = self._encoded(rows[str(self.text)])
+            text = rows[str(self.text)]
+            function = _no_tokenizer if self.folder is None else row_tokenizer(self.folder, self.tokens)
+            shape = (*text.shape[:-1], self.tokens)
+            shapes = tuple(jax.ShapeDtypeStruct(shape, dtype) for dtype in (np.int32, np.bool_))
+            token, read = host_call(function, shapes, text, name=f"ejax tokens {self.folder} {self.tokens}")
         state = flatten_observation({name: rows[name] for name in self.numbers})
         pictures = tuple(rows[name] for name in self.images)
         return {"pictures": pictures, "token": token, "read": read, "state": state}, batch
-
-    def _encoded(self, text: Array) -> tuple[Array, Array]:
-        shape = (*text.shape[:-1], self.tokens)
-        function = _no_tokenizer if self.folder is None else row_tokenizer(self.folder, self.tokens)
-        shapes = tuple(jax.ShapeDtypeStruct(shape, dtype) for dtype in (np.int32, np.bool_))
-        token, read = host_call(function, shapes, text, name=f"ejax tokens {self.folder} {self.tokens}")
-        return token, read
 
 
 def _no_tokenizer(text: Any) -> Any:

@@ -121,7 +121,15 @@ class VLANetwork(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.encoders = {name: _image_tokens(c) for name in c.images}
+        image = c.image_encoder
+        kinds: dict[str, tuple[Any, Any]] = {
+            "keypoints": (KeypointTokens, image.channels),
+            "pointers": (PointerTokens, image.channels),
+            "patches": (PatchTokens, image.patch_size),
+            "efficientnet": (EfficientNetTokens, image.stride),
+        }
+        tokens, option = kinds[image.type]
+        self.encoders = {name: tokens(option, c.width) for name in c.images}
         if isinstance(self.words, TokenStates):
             self.sentence_tokens = Linear(c.width)
         else:
@@ -235,17 +243,6 @@ class VLANetwork(nn.Module):
         for block, (keys, values) in zip(self.blocks, caches, strict=True):
             x, _ = block(x, here, (keys, values, there))
         return self.action_out(self.norm(x))
-
-
-def _image_tokens(config: ModelConfig) -> nn.Module:
-    encoder = config.image_encoder
-    if encoder.type == "keypoints":
-        return KeypointTokens(encoder.channels, config.width)
-    if encoder.type == "pointers":
-        return PointerTokens(encoder.channels, config.width)
-    if encoder.type == "efficientnet":
-        return EfficientNetTokens(encoder.stride, config.width)
-    return PatchTokens(encoder.patch_size, config.width)
 
 
 def with_colour(image: Array) -> Array:

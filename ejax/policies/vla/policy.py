@@ -1,4 +1,4 @@
-"""``policy.name: vla``: the built-in model as a policy, or one of the user's own."""
+"""``policy.name: vla``: the built-in model as a policy, or one of the user's own, and the first weights of any."""
 
 import inspect
 import math
@@ -10,18 +10,21 @@ from typing import Any
 import gymnasium
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from ejax.distributions import Normal, action_spec
 from ejax.numerics.text import as_bytes
 from ejax.policies.heads import clip_like_torch
+from ejax.policies.pretrained.efficientnet import load_efficientnet
 from ejax.policies.pretrained.token_states import TokenStates
+from ejax.policies.pretrained.weights import fit_weights, load_weights
 from ejax.policies.record import PolicyKind, find_policy
 from ejax.policies.vla.adapters import adopted, merged
 from ejax.policies.vla.config import ModelConfig, TextEncoderConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.lerobot_folder import folder_kind
-from ejax.policies.vla.lerobot_policy import LEAVE_OUT, OF_FIELD, UNREAD, make_of
-from ejax.policies.vla.network import Context, VLANetwork
+from ejax.policies.vla.lerobot_policy import LEAVE_OUT, OF_FIELD, UNREAD, LeRobotPolicy, load, make_of
+from ejax.policies.vla.network import PREDICTION, Context, VLANetwork
 from ejax.policies.vla.words import Words, split, vocabulary_of
 from ejax.schema.problems import Problem
 from ejax.types import Array, Key, Params, PyTree
@@ -224,6 +227,50 @@ def _make_own(config: VLAConfig, action_space: gymnasium.Space, observation_spac
     }
     accepted = inspect.signature(kind).parameters
     return kind(**{name: value for name, value in offered.items() if name in accepted}, **dict(config.model))
+
+
+def load_parts(policy: Any, params: Params, config: VLAConfig) -> tuple[Params, list[str]]:
+    """Put the weights that ``config`` names into ``params``; return them with messages.
+
+    ``model_path`` holds all trained parameters by dotted names; with ``lora`` those of the trunk become the frozen
+    ones. Statistics of the normalizer, frozen encoders, and the layer of predictions are taken if it has them.
+    Raises WeightsError for those that cannot be found or read, or do not fit; the text lists the names.
+    """
+    if isinstance(policy, LeRobotPolicy):
+        return load(policy, params, config)
+    params, notes = _load_encoders(policy, params) if isinstance(policy, VLAPolicy) else (params, [])
+    if config.model_path is None:
+        return params, notes
+    like = policy.merge(params) if isinstance(policy, VLAPolicy) else params
+    loaded = _fitted(like, load_weights(config.model_path), config.model_path)
+    if isinstance(policy, VLAPolicy) and policy.model.lora is not None:
+        loaded = policy.adopt(loaded, params)
+    return loaded, [*notes, f"the weights are those of {config.model_path}"]
+
+
+def _fitted(like: Params, given: dict[str, np.ndarray], source: str) -> Params:
+    """Fit a file's arrays into ``like``; a checkpoint's names begin with the collection."""
+    if any(name.startswith("params.") for name in given):
+        given = {name.partition(".")[2]: x for name, x in given.items()}  # one name in both kinds of file
+    flat = traverse_util.flatten_dict(like)
+    held = {"params", *(path[0] for path in flat if ".".join(path[1:]) in given)}
+    # for cloning alone: weights may have been saved without
+    predicts = any(name.startswith(PREDICTION) for name in given)
+    wanted = {path[1:]: x for path, x in flat.items() if path[0] in held and (predicts or path[1] != PREDICTION)}
+    tree = traverse_util.unflatten_dict(wanted)
+    fitted = traverse_util.flatten_dict(fit_weights(tree, given, may_be_left=(PREDICTION,), source=source))
+    return dict(traverse_util.unflatten_dict({path: fitted.get(path[1:], x) for path, x in flat.items()}))
+
+
+def _load_encoders(policy: VLAPolicy, params: Params) -> tuple[Params, list[str]]:
+    image = policy.model.image_encoder
+    if image.type != "efficientnet" or image.weights is None:
+        return params, []
+    features = load_efficientnet(image.weights, stride=image.stride)[1]["params"]  # one network for all pictures
+    flat = traverse_util.flatten_dict(params)
+    for path in {path[: path.index("features") + 1] for path in flat if path[0] == "frozen" and "features" in path}:
+        flat |= {(*path, *name): x for name, x in traverse_util.flatten_dict(features).items()}
+    return dict(traverse_util.unflatten_dict(flat)), [f"the image encoder is that of {image.weights}"]
 
 
 def _problems(section: Any) -> Iterator[Problem]:
