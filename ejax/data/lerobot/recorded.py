@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.data.checks import check_seed
-from ejax.data.chunks import DataUnavailableError, SamplingMode, WindowDraw, Windows, padding
+from ejax.data.chunks import DataUnavailableError, SamplingMode, WindowDraw, padding
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.lerobot.read import EpisodeReader
 from ejax.data.samplers import make_rng
@@ -88,31 +88,33 @@ class RecordedEpisodes(ChunkSource):
             made = [self.reader.fields(int(index))["generation"] for index in self._episodes]
             allowed = np.isin(made, draw.generations)
         chosen = self._choose(count, draw.needed, draw.mode, allowed, self._rng if rng is None else rng)
-        rows, frames, run = (each[self._part] for each in chosen)
+        rows, drawn, run = (each[self._part] for each in chosen)
         begin, end = np.zeros_like(rows), self._lengths[rows]
         if draw.mode == "segment":
             begin, end = self._start[run], self._start[run] + self._run[run]
-        return draw.nested(*self._read(Windows(rows, frames - draw.before, begin, end), draw.size))
-
-    def _read(self, windows: Windows, size: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Return frame fields [B, C, ...] and episode fields [B, ...] of windows of ``size`` frames, by path."""
-        chosen = [int(index) for index in self._episodes[windows.row]]
+        starts = drawn - draw.before
+        firsts, behinds = np.maximum(starts, begin), np.minimum(starts + draw.size, end)
         frames: dict[str, NDArray[Any]] = {}
-        for i, index in enumerate(chosen):
-            start, begin, end = (int(each[i]) for each in windows[1:])
-            first, behind = max(start, begin), min(start + size, end)
-            for path, values in self.reader.window(index, first, behind - first).items():
+        for i, (row, start, first, behind) in enumerate(zip(rows, starts, firsts, behinds, strict=True)):
+            window = self.reader.window(int(self._episodes[row]), int(first), int(behind - first))
+            for path, values in window.items():
                 if not i:
-                    frames[path] = np.full((len(chosen), size, *values.shape[1:]), padding(path, values.dtype))
+                    frames[path] = np.full((len(rows), draw.size, *values.shape[1:]), padding(path, values.dtype))
                 frames[path][i, first - start : behind - start] = values
-        fields = [self.reader.fields(index) for index in chosen]
-        return frames, {path: np.stack([each[path] for each in fields]) for path in fields[0]}
+        fields = [self.reader.fields(int(index)) for index in self._episodes[rows]]
+        return draw.nested(frames, {path: np.stack([each[path] for each in fields]) for path in fields[0]})
 
     def _choose(
         self, count: int, chunk_size: int, mode: SamplingMode, allowed: NDArray[np.bool_], rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return rows of ``allowed`` [R], first frames and runs of windows, each [count], just as ``draw_windows``."""
-        first, windows = self._windows(chunk_size, mode)
+        first = self._start  # of each run, the first frame that a window may start at
+        windows = np.maximum(self._run - chunk_size + 1, 0)  # and how many in a row may: those that do not leave it
+        if mode != "segment":
+            # a boundary lies in the windows that leave their run, and have room in the episode
+            first = self._start + (windows if mode == "boundary" else 0)
+            last = self._lengths[self._row] - chunk_size + 1
+            windows = np.maximum(np.minimum(self._start + self._run, last) - first, 0)
         windows = np.where(allowed[self._row], windows, 0)
         counts = np.zeros(len(self), np.int64)
         np.add.at(counts, self._row, windows)
@@ -128,13 +130,3 @@ class RecordedEpisodes(ChunkSource):
         ends = np.cumsum(windows)
         run = np.searchsorted(ends, nth, side="right")
         return chosen, first[run] + nth - (ends - windows)[run], run
-
-    def _windows(self, chunk_size: int, mode: SamplingMode) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return per run the first frame that a window may start at, and how many frames in a row may."""
-        last = self._lengths[self._row] - chunk_size + 1  # starts before it leave room in the episode
-        inside = np.maximum(self._run - chunk_size + 1, 0)  # starts whose window does not leave the run
-        if mode == "segment":
-            return self._start, inside
-        # a boundary lies in the windows that leave their run
-        first = self._start + (inside if mode == "boundary" else 0)
-        return first, np.maximum(np.minimum(self._start + self._run, last) - first, 0)
