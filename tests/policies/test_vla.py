@@ -346,7 +346,7 @@ def test_a_gaussian_head_makes_a_normal_of_the_chunk() -> None:
 def test_merged_adapters_act_as_unmerged_ones() -> None:
     policy, obs = small(lora={"rank": 2}), observations()
     params = variables_of(policy)
-    merged, plain = policy.merge(params), policy.without_lora()
+    merged, plain = policy.merge(params), small()
     assert jax.tree.structure(merged) == jax.tree.structure(jax.eval_shape(plain.init, jax.random.key(0), obs))
     assert np.allclose(mode_of(plain, obs, merged), mode_of(policy, obs), atol=2e-6)
     without = {"params": {**params["params"]}, "frozen": params["frozen"]}
@@ -359,7 +359,7 @@ def test_merged_adapters_act_as_unmerged_ones() -> None:
 @pytest.mark.slow
 def test_a_policy_with_adapters_starts_as_the_policy_that_it_adopts() -> None:
     policy, obs = small(lora={"rank": 2}), observations()
-    plain = policy.without_lora()
+    plain = small()
     given, own = variables_of(plain), jax.jit(policy.init)(jax.random.key(5), obs)
     assert np.allclose(mode_of(policy, obs, policy.adopt(given, own)), mode_of(plain, obs), atol=1e-6)
 

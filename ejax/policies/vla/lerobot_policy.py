@@ -80,9 +80,7 @@ class LeRobotPolicy:
         """Return the variables of the model without adapters, all of whose weights are trained."""
         return merged(params, self.lora, KEPT)
 
-    def adopt(self, params: Params, own: Params) -> Params:
-        """Take variables as ``merge`` returns them; adapters stay as in ``own``."""
-        return adopted(params, own)
+    adopt = staticmethod(adopted)
 
     def fit_units(self, params: Params, obs: PyTree, action: Array) -> Params:
         """Normalize state and actions by mean and deviation of these, [..., F]; a number that never varies by 1."""
@@ -157,8 +155,9 @@ def make_of(
     Raises ValueError for weights that cannot be read, parts that the observation lacks, a chunk that is too long, a
     state or actions of other sizes than the folder's.
     """
-    model = config.model
-    if others := sorted(name for name in model.model_fields_set - {*_READ} if getattr(model, name) != _default(name)):
+    model, default = config.model, ModelConfig()
+    given = model.model_fields_set - {*_READ}
+    if others := sorted(name for name in given if getattr(model, name) != getattr(default, name)):
         raise ValueError(f"model_config.{others[0]} belongs to the built-in model, not to {kind}; leave it out")
     words = None
     if model.sizes is None:
@@ -166,10 +165,10 @@ def make_of(
     else:
         words = _vocabulary(config, model.sizes, instructions)
         spec, options = made_spec(kind, model.sizes, words.num_tokens), {"num_steps": model.head.num_steps}
-    steps, default = int(options.get("num_inference_steps", options.get("num_steps", 10))), HeadConfig()
-    if model.head.type != default.type or model.head.num_steps not in (default.num_steps, steps):
-        given = f"model_config.head has {model.head.type} and num_steps {model.head.num_steps}"
-        raise ValueError(f"{given}; {kind} is a flow of the {steps} steps in its config.json: leave both out")
+    steps = int(options.get("num_inference_steps", options.get("num_steps", 10)))
+    if model.head.type != default.head.type or model.head.num_steps not in (default.head.num_steps, steps):
+        asked = f"model_config.head has {model.head.type} and num_steps {model.head.num_steps}"
+        raise ValueError(f"{asked}; {kind} is a flow of the {steps} steps in its config.json: leave both out")
     if not isinstance(action_space, gymnasium.spaces.Box):
         raise ValueError(f"{kind} acts in a Box, got {action_space}")
     parts = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
@@ -298,10 +297,6 @@ def load(policy: LeRobotPolicy, params: Params, config: VLAConfig) -> tuple[Para
     like["params"] = {name: x for name, x in like["params"].items() if name not in critic}
     loaded, notes = load_folder(like, policy.spec.kind, config.model_path, options)
     return policy.adopt({**loaded, "params": {**loaded["params"], **critic}}, params), notes
-
-
-def _default(name: str) -> Any:
-    return ModelConfig.model_fields[name].get_default(call_default_factory=True)
 
 
 def _problems(section: Any) -> Iterator[Problem]:

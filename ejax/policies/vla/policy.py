@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ from ejax.schema.problems import Problem
 from ejax.types import Array, Key, Params, PyTree
 
 LOG_STD_RANGE = (-5.0, 2.0)
+_DEFAULT = ModelConfig()
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,10 @@ class VLAPolicy:
         sizes = (self.model, self.horizon, self.action_dim)
         return VLANetwork(*sizes, self.words, self.normalize, initial_log_std, self.predicted_sizes)
 
-    def without_lora(self) -> "VLAPolicy":
-        """Policy for the merged weights."""
-        return replace(self, model=self.model.model_copy(update={"lora": None}))
-
-    def adopt(self, params: Params, own: Params) -> Params:
-        """Take variables of ``without_lora()`` for those that are frozen here; A and B stay as in ``own``."""
-        return adopted(params, own)
+    adopt = staticmethod(adopted)
 
     def merge(self, params: Params) -> Params:
-        """Merge into variables of ``without_lora()``: W + (alpha / rank)·A·B in every linear layer."""
+        """Merge into variables of the policy without ``lora``: W + (alpha / rank)·A·B in every linear layer."""
         return merged(params, self.model.lora, "frozen")
 
     def _distribution(self, params: Params, context: Context, batch: tuple[int, ...]) -> Any:
@@ -162,7 +157,7 @@ def make(
     if not isinstance(action_space, gymnasium.spaces.Box):
         raise ValueError(f"the vla policy acts in a Box, got {action_space}")
     model = vla_config.model
-    others = [name for name in OF_FIELD if getattr(model, name) != ModelConfig.model_fields[name].default]
+    others = [name for name in OF_FIELD if getattr(model, name) != getattr(_DEFAULT, name)]
     if others or (model.lora is not None and model.lora.modules):
         text = f"model_config.{others[0] if others else 'lora.modules'} belongs to pi0 and smolvla; leave it out"
         raise ValueError(f"{text}, or set policy.name to pi0")
