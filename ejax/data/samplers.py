@@ -25,7 +25,12 @@ class ChunkSizeSampler(ABC):
 
 
 class _Seeded(ChunkSizeSampler):
-    def __init__(self, seed: int) -> None:
+    def __init__(self, low: int | None, high: int | None, seed: int) -> None:
+        for name, bound in (("low", low), ("high", high)):
+            if bound is not None:
+                check_count(name, bound)
+        if low is not None and high is not None and high < low:
+            raise ValueError(f"high must be at least low, got low={low}, high={high}")
         self.seed = check_seed(seed)
         self._rng = make_rng(self.seed)
 
@@ -50,8 +55,7 @@ class UniformChunkSampler(_Seeded):
     """Lengths drawn uniformly from the integers of [low, high]; ValueError for low < 1 or high < low."""
 
     def __init__(self, low: int, high: int, *, seed: int = 0) -> None:
-        _check_range(low, high)
-        super().__init__(seed)
+        super().__init__(low, high, seed)
         self.low, self.high = int(low), int(high)
 
     def __call__(self) -> int:
@@ -86,10 +90,9 @@ class GMMChunkSampler(_Seeded):
             raise ValueError(f"means, stds and weights must be finite, equally many, and at least one; {given}")
         if min(stds) <= 0 or min(weights) < 0 or sum(weights) <= 0:
             raise ValueError(f"every std must be above 0, and weights at least 0 and not all 0; {given}")
-        _check_range(low, high)
-        super().__init__(seed)
-        self.means, self.stds = tuple(map(float, means)), tuple(map(float, stds))
-        self.weights, self.low, self.high = tuple(map(float, weights)), low, high
+        super().__init__(low, high, seed)
+        self.means, self.stds, self.weights = (tuple(map(float, each)) for each in (means, stds, weights))
+        self.low, self.high = low, high
 
     def __call__(self) -> int:
         component = self._rng.choice(len(self.means), p=np.array(self.weights) / sum(self.weights))
@@ -114,11 +117,3 @@ def attempt_seeds(seed: int) -> Iterator[tuple[int, int]]:
     first = int(make_rng(seed).integers(2**31))
     for attempt in itertools.count():
         yield attempt, (first + attempt) % 2**31  # consecutive: no two attempts of a run share a seed
-
-
-def _check_range(low: int | None, high: int | None) -> None:
-    for name, bound in (("low", low), ("high", high)):
-        if bound is not None:
-            check_count(name, bound)
-    if low is not None and high is not None and high < low:
-        raise ValueError(f"high must be at least low, got low={low}, high={high}")

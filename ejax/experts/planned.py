@@ -40,19 +40,12 @@ class Planned(Expert):
     plan: ClassVar[Callable[..., Any]]
     arguments: ClassVar[Mapping[str, Any]]
     key: ClassVar[str]
-    care: ClassVar[EnvRows] = np.zeros(1)
+    care: ClassVar[EnvRows] = np.zeros((1, 1))
     segments, ranges = (), {}
 
     @property
     def judged(self) -> bool:  # type: ignore[override]  # known once there is an environment
         return not (isinstance(self.env, EmbodiedEnv) and self.env.gym_config.get("id") == SCENE_ONLY)
-
-    def tolerance(self, segment: EnvRows) -> EnvRows:
-        del segment
-        return self.care
-
-    def name_segment(self, segment: int) -> str:
-        return f"number {segment}"
 
     def begin(self, rng: np.random.Generator, state: PyTree, obs: PyTree) -> tuple[list[str], Law]:
         num_envs = len(jax.tree.leaves(state)[0])

@@ -59,9 +59,10 @@ class Expert:
     judged: ClassVar[bool] = True
     """False: the task states no success, and a plan that was carried out is one."""
     segments: ClassVar[tuple[str, ...]]
-    """Names, by ``segment_id``."""
+    """Names, by ``segment_id``. Empty: they have numbers."""
     care: ClassVar[EnvRows]
-    """[segments, A], ≤ 1: the fraction of the noise that each segment tolerates."""
+    """[segments, A] or [segments, 1], ≤ 1: the fraction of the noise that each segment tolerates; further ones as the
+    last."""
     ranges: ClassVar[Mapping[str, tuple[float, float, int]]]
     """(low, high, D) by name: variation between episodes, such as speeds, heights, offsets."""
     make_env: ClassVar[Callable[..., RenderableEnv]]
@@ -95,13 +96,6 @@ class Expert:
         """Return the segment [N] that the plan goes on from where another one acts, who may have lost the object."""
         del obs
         return segment
-
-    def tolerance(self, segment: EnvRows) -> EnvRows:
-        """Return the fraction [N, A] or [N, 1] of the noise that segments [N] tolerate."""
-        return self.care[segment]
-
-    def name_segment(self, segment: int) -> str:
-        return f"'{self.segments[segment]}'"
 
     def command(self, state: PyTree, action: EnvRows) -> EnvRows:
         """Turn actions [N, ...] of ``space`` into the environment's."""
@@ -215,7 +209,8 @@ class ScriptedTask:
         for row, length in enumerate(attempts.length):
             segment = attempts.segment[:length, row]
             if row not in kept:
-                last = self._expert.name_segment(int(segment[-1]))
+                names = self._expert.segments
+                last = f"'{names[segment[-1]]}'" if names else f"number {segment[-1]}"
                 text = f"no success in {length} steps; the last segment was {last}"
                 outcomes.append(Failure(f"environment {row}: {text}"))
                 continue
@@ -255,7 +250,7 @@ class ScriptedTask:
             instruction = [self._instruction] * self.num_envs
         segment = np.zeros(self.num_envs, np.int64)
         noise = rng.standard_normal((self.num_envs, *space.shape))
-        scale = self._noise * 0.5 * (space.high - space.low)
+        scale, care = self._noise * 0.5 * (space.high - space.low), self._expert.care
         going = np.ones(self.num_envs, bool)
         length, success = np.zeros(self.num_envs, np.int64), np.zeros(self.num_envs, bool)
         terminated = np.zeros(self.num_envs, bool)
@@ -267,7 +262,8 @@ class ScriptedTask:
                 break
             intended, segment = decided
             intended = np.clip(intended, space.low, space.high).astype(np.float32)
-            action = np.clip(intended + scale * self._expert.tolerance(segment) * noise, space.low, space.high)
+            tolerated = care[np.minimum(segment, len(care) - 1)]
+            action = np.clip(intended + scale * tolerated * noise, space.low, space.high)
             action = action.astype(np.float32)
             # noise that lasts some steps drives the arm off its way; white noise would only make it tremble
             noise = _CARRIED_OVER * noise + np.sqrt(1.0 - _CARRIED_OVER**2) * rng.standard_normal(noise.shape)
