@@ -45,10 +45,9 @@ class ObsNormalizer(nn.Module):
         if inverse:
             return x * jnp.full(x.shape, jnp.sqrt(variance.value) + 1e-2) + jnp.full(x.shape, mean.value)
         y = normalized(x, mean.value, variance.value)  # by what was known before x
-        if observe is False:
-            return y
-        old = (count.value, mean.value, variance.value)
-        count.value, mean.value, variance.value = add_rows(old, x, None if observe is True else observe)
+        if observe is not False:
+            old = (count.value, mean.value, variance.value)
+            count.value, mean.value, variance.value = add_rows(old, x, None if observe is True else observe)
         return y
 
 

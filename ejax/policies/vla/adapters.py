@@ -47,11 +47,9 @@ class Adapted:
         flat = {("params", *path): x for path, x in traverse_util.flatten_dict(variables.pop("params")).items()}
         made: dict[Path, Any] = {}
         for (_, *path), x in flat.items():
-            name = ".".join(path)
-            adapts = self._adapts(path[:-1], x) if path[-1] == "kernel" else False
             made[KEPT if self._stays(path, flat) else "params", *path] = x
-            if adapts and self.lora is not None:
-                own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+            if self.lora is not None and path[-1] == "kernel" and self._adapts(path[:-1], x):
+                own = jax.random.fold_in(key, zlib.crc32(".".join(path).encode()))
                 down = nn.initializers.lecun_normal()(own, (x.shape[0], self.lora.rank))
                 pair = zip(LORA, (down, jnp.zeros((self.lora.rank, x.shape[1]))), strict=True)
                 made |= {("params", *path[:-1], part): y for part, y in pair}
