@@ -234,8 +234,7 @@ class Taken:
 
 
 class Consumer:
-    """One process's reader of the run in ``folder``; a fork needs a new one. FileNotFoundError if the owner has removed
-    the buffer."""
+    """One process's reader of a run; a fork needs a new one. FileNotFoundError if the owner has removed the buffer."""
 
     def __init__(self, folder: Path, layout: BufferLayout, cfg: OnlineDataEngineCfg) -> None:
         self.pid = os.getpid()

@@ -68,8 +68,7 @@ class SceneArm:
     @partial(jax.jit, static_argnums=0)
     @partial(jax.vmap, in_axes=(None, 0, 0))
     def command(self, state: SceneState, step: Array) -> Array:
-        """Compute actions [N, A] that set the arm's targets ``step`` [N, J], rad, beyond its angles; the other joints
-        keep their targets."""
+        """Compute actions [N, A] that set the arm's targets ``step`` [N, J], rad, beyond its angles; others stay."""
         return self._action(state, step)
 
     def _action(self, state: SceneState, step: Array) -> Array:

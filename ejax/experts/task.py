@@ -61,8 +61,7 @@ class Expert:
     segments: ClassVar[tuple[str, ...]]
     """Names, by ``segment_id``. Empty: they have numbers."""
     care: ClassVar[EnvRows]
-    """[segments, A] or [segments, 1], ≤ 1: the fraction of the noise that each segment tolerates; further ones as the
-    last."""
+    """[segments, A] or [segments, 1], ≤ 1: part of the noise that each segment tolerates; further ones as the last."""
     ranges: ClassVar[Mapping[str, tuple[float, float, int]]]
     """(low, high, D) by name: variation between episodes, such as speeds, heights, offsets."""
     make_env: ClassVar[Callable[..., RenderableEnv]]

@@ -128,8 +128,7 @@ def are_alike(policy: Any, features: dict[str, Array]) -> bool:
 
 
 def _joint_outputs(policy: Any, features: dict[str, Array], dropout_seed: Array | None) -> dict[str, Array]:
-    """Compute the outputs [..., size] of networks that ``are_alike`` for features [..., F]; a GPU computes small ones
-    jointly."""
+    """Compute the outputs [..., size] of networks that ``are_alike`` for features [..., F]; a GPU joins small ones."""
     sizes = {"actor": policy.action_spec.num_outputs, "critic": 1}
     configs: dict[str, NetworkConfig] = {name: getattr(policy, name) for name in sizes}
     params = {name: policy.variables["params"][name] for name in sizes}

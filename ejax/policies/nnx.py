@@ -49,8 +49,7 @@ class NnxPolicy:
         nnx.Dropout    drops with ``dropout_seed``: while it collects, and the same units in the update
         nnx.BatchStat  moves once in an update, as ``ejax.policies.normalize`` has it
 
-    Other variables are carried as they were made. ``dropout_seed`` and ``observe`` go to a ``__call__`` that takes
-    them.
+    Other variables are carried as made. ``dropout_seed`` and ``observe`` go to a ``__call__`` that takes them.
     """
 
     make: Callable[[nnx.Rngs], Any]

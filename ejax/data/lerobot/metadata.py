@@ -134,8 +134,7 @@ def load_info(folder: Path) -> dict[str, Any]:
 def load_ours(folder: Path, info: Mapping[str, Any]) -> dict[str, Any]:
     """Load ``meta/ejax.json``, without fields if the folder lacks it.
 
-    Raises ValueError for another version, fields that no ``EpisodeSpec`` can have, or features that are not in
-    ``info``.
+    Raises ValueError for another version, fields that no ``EpisodeSpec`` can have, or features that ``info`` lacks.
     """
     where = folder / fmt.OURS
     if not inside(folder, fmt.OURS).exists():

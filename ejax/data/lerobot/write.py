@@ -85,8 +85,7 @@ def write_episode(recording: Recording, episode: Episode, instruction: str, orig
 
 
 class _Append:
-    """The files that grow with an episode, each until it has its size; a method for each kind returns its part of the
-    row.
+    """The files that grow with an episode, each until it has its size; a method for each kind returns its row's part.
 
     Where a recording was cut off, the last file of frames may have rows of the lost episode, or that began the next
     one; either goes. A video may have its frames at the end, which nobody reads: it grows no further.

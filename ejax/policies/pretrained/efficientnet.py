@@ -98,8 +98,7 @@ def load_classifier(model_path: str | Path = EFFICIENTNET_WEIGHTS) -> tuple[Effi
 def fold_batch_norms(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Fold torch's convolutions and the batch norms after them into convolutions with a bias.
 
-    w' = w·s and b' = β − μ·s with s = γ/√(σ² + ε), computed in float64. Incomplete batch norms stay with their
-    convolution.
+    w' = w·s and b' = β − μ·s with s = γ/√(σ² + ε), in float64. Incomplete batch norms stay with their convolution.
     """
     folded = dict(flat)
     for name in flat:

@@ -151,8 +151,7 @@ def load_minilm(model_path: str | Path = MINILM_WEIGHTS) -> tuple[MiniLM, Any, W
 
 
 def embed_sentences(sentences: Sequence[str], model_path: str | Path = MINILM_WEIGHTS) -> np.ndarray:
-    """Embed sentences, [len(sentences), 384] float32, each of length one: for a frozen encoder, once for all
-    instructions.
+    """Embed sentences, [len(sentences), 384] float32, of length one: for a frozen encoder, once for all instructions.
 
     Raises as ``load_minilm``, and ValueError for a sentence of more than 256 tokens.
     """

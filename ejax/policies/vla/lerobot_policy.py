@@ -254,8 +254,7 @@ def _vocabulary(config: VLAConfig, sizes: SizesConfig, instructions: tuple[str, 
 def open_folder(folder: Path) -> tuple[LeRobotPolicy, Params, dict[str, gymnasium.Space[Any]]]:
     """Open a folder of LeRobot's without an environment: the policy, its weights, and the observation that it reads.
 
-    That has the folder's own names, and ``prompt``; pictures are uint8 [H, W, 3]. Raises WeightsError, ValueError as
-    ``make_of``.
+    It has the folder's names, and ``prompt``; pictures are uint8 [H, W, 3]. WeightsError, ValueError: as ``make_of``.
     """
     kind = folder_kind(str(folder))
     if kind is None:
