@@ -128,12 +128,17 @@ class Supervisor:
 
     def _look(self) -> None:
         """Publish the failure of a worker that has ended, or hangs; one that raised an error did so itself."""
-        code = self._process.poll()
+        code, now, beat = self._process.poll(), time.monotonic(), self.control["beat"]
+        # a process group that was suspended did not hang meanwhile
+        self._silent += min(now - self._looked, 5 * POLL_S)
+        self._looked = now
+        if beat != self._beat or not beat:  # the first attempt compiles: ``bring_up`` bounds it
+            self._beat, self._silent = beat, 0.0
         if code is not None:
             signal_name = f", {signal.Signals(-code).name}" if code < 0 else ""
             when = "stop()" if (self.folder / SPEC).exists() else "its task was built"
             text = f"the worker ended (exit code {code}{signal_name}){self._traceback()} before {when}"
-        elif self._hangs():
+        elif self._silent > self._cfg.worker_timeout:
             self._process.send_signal(signal.SIGUSR1)  # faulthandler writes where it hangs
             time.sleep(_TRACEBACK_S)
             self._process.kill()
@@ -145,15 +150,6 @@ class Supervisor:
         else:
             return
         self.control.publish_failure(OnlineDataWorkerError(text))
-
-    def _hangs(self) -> bool:
-        now, beat = time.monotonic(), self.control["beat"]
-        # a process group that was suspended did not hang meanwhile
-        self._silent += min(now - self._looked, 5 * POLL_S)
-        self._looked = now
-        if beat != self._beat or not beat:  # the first attempt compiles: ``bring_up`` bounds it
-            self._beat, self._silent = beat, 0.0
-        return self._silent > self._cfg.worker_timeout
 
     def _traceback(self) -> str:
         with suppress(FileNotFoundError):

@@ -254,9 +254,17 @@ class EpisodeWriter:
         """
         if self._lock is None:
             raise RuntimeError(f"the writer of {self.folder} is closed; make a new one with append=True")
-        episode, origin = self._checked(episode), Origin(seed) if origin is None else origin
+        if not (episode.complete and episode.success):
+            raise ValueError("an incomplete or unsuccessful episode is not kept; make it a Failure")
+        frames, fields = check_episode(episode, self._format.spec, _MAX_FRAMES)
+        for path, values in (frames | fields).items():
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                where = np.argwhere(~np.isfinite(values))[0].tolist()  # the first of them
+                text = f"field '{path}' is {values[tuple(where)]} at {where}; an episode has finite numbers only"
+                raise ValueError(text)
+        checked, origin = replace(episode, frames=frames, fields=fields), Origin(seed) if origin is None else origin
         try:
-            self._recording = write_episode(self._recording, episode, instruction, origin)
+            self._recording = write_episode(self._recording, checked, instruction, origin)
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -276,17 +284,6 @@ class EpisodeWriter:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-    def _checked(self, episode: Episode) -> Episode:
-        if not (episode.complete and episode.success):
-            raise ValueError("an incomplete or unsuccessful episode is not kept; make it a Failure")
-        frames, fields = check_episode(episode, self._format.spec, _MAX_FRAMES)
-        for path, values in (frames | fields).items():
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                where = np.argwhere(~np.isfinite(values))[0].tolist()  # the first of them
-                text = f"field '{path}' is {values[tuple(where)]} at {where}; an episode has finite numbers only"
-                raise ValueError(text)
-        return replace(episode, frames=frames, fields=fields)
 
 
 def _lock(folder: Path) -> IO[bytes]:
