@@ -21,8 +21,7 @@ _ON_GPU: dict[MatmulPrecision, str] = {"float32": "float32", "tf32": "TF32_TF32_
 """To JAX ``highest`` and ``float32`` are the same; where it reads the first, ``by_platform`` traces the form
 for a CPU alone: to trace both, forms within forms among them, took twice the seconds.
 What JAX does by default on a GPU is TF32: a relative error of 1e-3 in each product."""
-_FUSION = "xla_gpu_enable_dynamic_slice_fusion"
-WARP_FLAG = f"--{_FUSION}=false"
+WARP_FLAG = "--xla_gpu_enable_dynamic_slice_fusion=false"
 """Keeps XLA from fusing a call of Warp with a slice, which loses a result: benchmarks/notes."""
 _READ_FLAGS = "from jaxlib.xla_client import CompileOptions; CompileOptions()"
 
@@ -43,14 +42,8 @@ def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
         jax.config.update("jax_default_matmul_precision", before)
 
 
-def _add_flag(flag: str) -> None:
-    """Add a flag of XLA that the user has not set and that this jaxlib accepts."""
-    given = os.environ.get("XLA_FLAGS", "")
-    if flag.partition("=")[0] not in given and _accepted(flag):
-        os.environ["XLA_FLAGS"] = f"{given} {flag}".strip()
-
-
 def _accepted(flag: str) -> bool:
+    """Return whether this jaxlib knows a flag of XLA."""
     # an unknown flag ends the process that reads it: it must be another one
     environment = {**os.environ, "XLA_FLAGS": flag}
     return subprocess.run([sys.executable, "-c", _READ_FLAGS], env=environment, capture_output=True).returncode == 0
@@ -59,8 +52,9 @@ def _accepted(flag: str) -> bool:
 def device_problem(device: str) -> str:
     """Explain why JAX does not compute there, with its devices here; "" where it does."""
     platform, _, index = device.partition(":")
-    if platform == "cuda" and find_spec("warp"):
-        _add_flag(WARP_FLAG)  # this is where JAX starts, with XLA's flags of that moment
+    given = os.environ.get("XLA_FLAGS", "")
+    if platform == "cuda" and find_spec("warp") and WARP_FLAG.partition("=")[0] not in given and _accepted(WARP_FLAG):
+        os.environ["XLA_FLAGS"] = f"{given} {WARP_FLAG}".strip()  # JAX starts below, with XLA's flags of that moment
     try:
         there = len(jax.local_devices(backend=platform))
     except RuntimeError:

@@ -55,7 +55,9 @@ def join_group(address: Address, *, timeout_s: int = 300) -> None:
     Call it before JAX looks for devices; without others it does nothing. ConfigError: an address that is none.
     ProcessesError: they are not all there in time, or the address is not complete.
     """
-    if jax.distributed.is_initialized() or not (address != Address() or _scheduled()):
+    indexed_job = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
+    named = address != Address() or indexed_job or "JAX_COORDINATOR_ADDRESS" in os.environ
+    if jax.distributed.is_initialized() or not (named or _is_one_of_several(_FOUND_BY_JAX)):
         return
     host, _, port = (address.coordinator or "scheduler:1").rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
@@ -87,11 +89,6 @@ def join_group(address: Address, *, timeout_s: int = 300) -> None:
     if failures:
         reason = explain(failures[0]).splitlines()[0]
         raise ProcessesError(f"cannot join the other processes at {who}: {reason}; {JOIN}") from failures[0]
-
-
-def _scheduled() -> bool:
-    indexed_job = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
-    return _is_one_of_several(_FOUND_BY_JAX) is not None or indexed_job or "JAX_COORDINATOR_ADDRESS" in os.environ
 
 
 def unjoined() -> str | None:
@@ -186,21 +183,17 @@ def failing_together() -> Iterator[None]:
         raise
     except jax.errors.JaxRuntimeError as error:
         if process_count() > 1:
-            _look_for_failure(error)
+            print(f"ejax: {str(error).partition(chr(10))[0]}; looking whether another process is gone", flush=True)
+            until = time.monotonic() + _DEAD_AFTER_S + 3.0
+            while time.monotonic() < until:
+                _raise_failure()
+                time.sleep(0.2)
+            report_failure(explain(error, typed=True))
         raise
     except BaseException as error:
         if process_count() > 1:
             report_failure(explain(error, typed=True))
         raise
-
-
-def _look_for_failure(error: Exception) -> None:
-    print(f"ejax: {str(error).partition(chr(10))[0]}; looking whether another process is gone", flush=True)
-    until = time.monotonic() + _DEAD_AFTER_S + 3.0
-    while time.monotonic() < until:
-        _raise_failure()
-        time.sleep(0.2)
-    report_failure(explain(error, typed=True))
 
 
 def _raise_failure() -> None:

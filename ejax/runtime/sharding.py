@@ -174,7 +174,10 @@ def local_copy(tree: PyTree, device: jax.Device) -> PyTree:
     """Copy arrays to this process's ``device`` alone. Where they lie across processes, all of these call it."""
 
     def own(x: jax.Array) -> jax.Array:
-        x = _gathered(x)
+        # one at a time, for the devices need not hold all of them
+        if not (x.is_fully_replicated or x.is_fully_addressable):
+            everywhere = NamedSharding(cast(NamedSharding, x.sharding).mesh, PartitionSpec())
+            x = jax.jit(jnp.copy, out_shardings=everywhere)(x)
         if x.is_fully_replicated:
             for shard in x.addressable_shards:
                 if shard.device == device:
@@ -182,14 +185,6 @@ def local_copy(tree: PyTree, device: jax.Device) -> PyTree:
         return x if x.is_fully_addressable else x.addressable_data(0)
 
     return jax.device_put(jax.tree.map(own, tree), device)
-
-
-def _gathered(x: jax.Array) -> jax.Array:
-    """Put an array that lies across processes onto every device. One at a time, for they need not hold all of them."""
-    if x.is_fully_replicated or x.is_fully_addressable:
-        return x
-    everywhere = NamedSharding(cast(NamedSharding, x.sharding).mesh, PartitionSpec())
-    return cast(jax.Array, jax.jit(jnp.copy, out_shardings=everywhere)(x))
 
 
 def process_count() -> int:
