@@ -8,7 +8,6 @@ from flax.core import FrozenDict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
 
-from ejax.schema.configclass import RESUMABLE as RESUMABLE
 from ejax.schema.configclass import ConfigClass
 from ejax.schema.configclass import MayChange as MayChange
 from ejax.schema.messages import short_repr

@@ -131,18 +131,16 @@ def entries(kind: Kind) -> Mapping[str, Any]:
 def resolve(kind: Kind, name: str) -> Any:
     """Look ``name`` up; import its module if need be.
 
-    Raises:
-        UnknownNameError: no such name; the message lists the names and the nearest.
-        UntrustedCodeError: a ``"package.module:Name"`` that nobody named but a file (``ejax.schema.trust``).
-        ImportError: the entry's module, or the name in it, is not there.
+    UnknownNameError: no such name; the message lists the names and the nearest. UntrustedCodeError: a place that nobody
+    named but a file (``ejax.schema.trust``). ImportError: the entry's module, or the name in it, is not there.
     """
     if family := _family(kind, name):
-        return partial(_import(ENV_FAMILIES[family]), name.partition(":")[2])
+        return partial(import_entry(ENV_FAMILIES, family), name.partition(":")[2])
     known = registered_name(kind, name)
     if known not in _TABLES[kind]:
         return _attribute(import_trusted(known), known)
     entry = _TABLES[kind][known]
-    return _import(entry) if isinstance(entry, str) else entry
+    return import_entry(_TABLES[kind], known) if isinstance(entry, str) else entry
 
 
 def is_foreign_checkpoint(file: str) -> bool:
@@ -152,7 +150,7 @@ def is_foreign_checkpoint(file: str) -> bool:
 
 def import_entry(table: Mapping[Any, str], key: Any) -> Any:
     """Import an entry of a table of places. ImportError: what it needs is not installed."""
-    return _import(table[key])
+    return _attribute(importlib.import_module(table[key].partition(":")[0]), table[key])
 
 
 def place_of_task(name: str) -> str:
@@ -221,10 +219,6 @@ def did_you_mean_family(name: str) -> str:
 def _family(kind: Kind, name: str) -> str | None:
     family = name.partition(":")[0].casefold()
     return family if kind == "env" and ":" in name and family in ENV_FAMILIES else None
-
-
-def _import(place: str) -> Any:
-    return _attribute(importlib.import_module(place.partition(":")[0]), place)
 
 
 def _attribute(module: Any, place: str) -> Any:

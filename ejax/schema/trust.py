@@ -101,11 +101,17 @@ def check_trusted(place: str) -> None:
         text = "was defined at a prompt, in a notebook or another script; put it into a module, and train with that"
         raise UntrustedCodeError(f"{short_repr(place)} {text}")
     if place not in _named:
-        raise UntrustedCodeError(_refusal(place))
+        found, note = source_file(place), change_since_noted(place)
+        where = f"found in {found}" if found else f"there is no file of '{module_of(place)}' here"
+        text = f"{short_repr(place)} ({where}{note and f'; {note}'}) is code that a file alone may not start"
+        remedy = f"if you know it, add --trust {shlex.quote(place)} to the command line (docs/security.md)"
+        raise UntrustedCodeError(f"{text}; {remedy}")
     if text := two_of_a_name(place):
         raise UntrustedCodeError(text)
     _passed.update((place, as_imported(place)))
-    _notice(reach(place) or change_since_noted(place))
+    if (text := reach(place) or change_since_noted(place)) and text not in _noticed:
+        _noticed.add(text)
+        print(f"ejax: {text}", file=sys.stderr)
 
 
 def import_trusted(place: str) -> ModuleType:
@@ -165,18 +171,3 @@ def _argument(text: str) -> str:
     if _place_in(text) is None:
         raise argparse.ArgumentTypeError(f"got {short_repr(text)}; write package.module:Name")
     return text
-
-
-def _refusal(place: str) -> str:
-    found = source_file(place)
-    where = f"found in {found}" if found else f"there is no file of '{module_of(place)}' here"
-    if note := change_since_noted(place):
-        where += f"; {note}"
-    text = f"{short_repr(place)} ({where}) is code that a file alone may not start"
-    return f"{text}; if you know it, add --trust {shlex.quote(place)} to the command line (docs/security.md)"
-
-
-def _notice(text: str) -> None:
-    if text and text not in _noticed:
-        _noticed.add(text)
-        print(f"ejax: {text}", file=sys.stderr)

@@ -11,7 +11,8 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 from ejax.config import RunConfig, TrainerConfig
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.optim import STRETCHABLE
-from ejax.schema.frozen import RESUMABLE, with_value
+from ejax.schema.configclass import RESUMABLE
+from ejax.schema.frozen import with_value
 from ejax.schema.plain_files import read_bytes, read_json, sha256, to_json
 from ejax.schema.writing import move, replace_file
 from ejax.store.checkpoint import CheckpointError
