@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import yaml
 
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
-from ejax.schema.plain_files import MAX_DIGITS, read_bytes
+from ejax.schema.plain_files import MAX_DIGITS, read_text
 from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.values import MAX_DEPTH, plain
 
@@ -40,7 +40,7 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         if suffix not in MAX_BYTES:
             raise UnreadableError(f"'{path.suffix}' is not the suffix of a config; allowed: {', '.join(MAX_BYTES)}")
-        text = _decoded(read_bytes(path, MAX_BYTES[suffix]))
+        text = read_text(path, MAX_BYTES[suffix])  # files of Windows may begin with a byte order mark
         data = read_json_text(text) if suffix == ".json" else read_yaml(text)
         if isinstance(data, dict):
             return data
@@ -50,6 +50,11 @@ def read_file(path: Path) -> dict[str, Any]:
         problem = f"there is no such file (working directory: {Path.cwd()})"
     except OSError as error:
         problem = error.strerror or str(error)
+    except UnicodeDecodeError as error:
+        found, problem = error.object, f"the byte {error.object[error.start]:#x} is not UTF-8: {error.reason}"
+        line = found.count(b"\n", 0, error.start) + 1
+        if found[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            problem, line = "it is UTF-16, as PowerShell's > writes it; save it as UTF-8", 0
     except UnreadableError as error:
         problem, line, key = error.text, error.line, error.key
     raise ConfigError([Problem(key, problem)], f"{path}:{line}" if line else str(path))
@@ -103,16 +108,6 @@ def _bounded(data: Any) -> Any:
         return plain(data)
     except ConfigError as error:
         raise UnreadableError(error.problems[0].text, key=error.problems[0].key) from None
-
-
-def _decoded(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")  # files of Windows may begin with a byte order mark
-    except UnicodeDecodeError as error:
-        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise UnreadableError("it is UTF-16, as PowerShell's > writes it; save it as UTF-8") from None
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UnreadableError(f"the byte {data[error.start]:#x} is not UTF-8: {error.reason}", line) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
