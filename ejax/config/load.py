@@ -18,7 +18,7 @@ from ejax.config.run_config import RunConfig
 from ejax.runtime.device import device_problem
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.plain_files import expanded, read_bytes
-from ejax.schema.problems import ConfigError, KeyNote, Problem, join_by_key, with_sections
+from ejax.schema.problems import ConfigError, KeyNote, KeyReport, Problem, join_by_key, with_sections
 from ejax.schema.trust import trust_strings, trust_words
 from ejax.schema.values import MAX_DEPTH, MAX_VALUES, number_problems, plain
 
@@ -117,7 +117,27 @@ def parse_policy(block: Mapping[str, Any]) -> PolicyConfig:
 def apply_overrides(draft: Draft) -> None:
     """Put the values of the command line in the place of the file's."""
     for text in draft.overrides:
-        _override(draft, text)
+        written, equals, value = text.partition("=")
+        source = shorten(f"override {text!r}", MAX_VALUE_CHARS)
+        written = written.strip()
+        names = written.split(".")
+        if not equals or not all(names) or len(names) > MAX_DEPTH:
+            draft.problem(source, "must read section.key=value, such as trainer.seed=3")
+            continue
+        trust_words([text])  # who types the name of code knows it
+        key = spellings.canonical_key(written)
+        if key == "trainer.gym_config" and draft.has("env"):  # one environment replaces the other
+            draft.pop("env")
+            draft.spelled = {known: text for known, text in draft.spelled.items() if "env" not in with_sections(known)}
+        if key == "env" and draft.has("trainer.gym_config"):
+            draft.pop("trainer.gym_config")
+        if key == "trainer.iterations" and draft.has("trainer.total_timesteps"):  # which would decide
+            draft.pop("trainer.total_timesteps")
+        try:
+            draft.put(key, read_yaml(value))
+        except (UnreadableError, TypeError) as error:
+            draft.problem(source, str(error))
+        draft.spelled[key] = written + OVERRIDE
     if draft.device is not None and isinstance(draft.get("trainer"), dict):
         draft.put("trainer.device", draft.device)
 
@@ -173,30 +193,6 @@ def device_problems(device: str) -> list[Problem]:
     platform = device.partition(":")[0]
     remedy = f"set trainer.device to cpu (ejax train --device cpu), or install jax for {platform}"
     return [Problem("trainer.device", f"{problem}; {remedy}")]
-
-
-def _override(draft: Draft, text: str) -> None:
-    written, equals, value = text.partition("=")
-    source = shorten(f"override {text!r}", MAX_VALUE_CHARS)
-    written = written.strip()
-    names = written.split(".")
-    if not equals or not all(names) or len(names) > MAX_DEPTH:
-        draft.problem(source, "must read section.key=value, such as trainer.seed=3")
-        return
-    trust_words([text])  # who types the name of code knows it
-    key = spellings.canonical_key(written)
-    if key == "trainer.gym_config" and draft.has("env"):  # one environment replaces the other
-        draft.pop("env")
-        draft.spelled = {known: text for known, text in draft.spelled.items() if "env" not in with_sections(known)}
-    if key == "env" and draft.has("trainer.gym_config"):
-        draft.pop("trainer.gym_config")
-    if key == "trainer.iterations" and draft.has("trainer.total_timesteps"):  # which would decide
-        draft.pop("trainer.total_timesteps")
-    try:
-        draft.put(key, read_yaml(value))
-    except (UnreadableError, TypeError) as error:
-        draft.problem(source, str(error))
-    draft.spelled[key] = written + OVERRIDE
 
 
 def fill_env(draft: Draft) -> None:
@@ -322,12 +318,23 @@ def _merge(data: dict[str, Any], over: Any) -> dict[str, Any]:
     return merged
 
 
-def note_manager_form(draft: Draft) -> None:
-    """Take over the notices of a gym config's file, if there is one."""
-    if "env.cfg.gym_config" in draft.spelled or isinstance(draft.get("data.engine.gym_config"), dict):
-        from ejax.config.embodichain.gym_config import note_gym_config
+def note_gym_configs(draft: Draft) -> None:
+    """Take over the notices of gym configs' files. This imports the functors that may run."""
+    demonstrated = draft.get("data.engine.gym_config")
+    if "env.cfg.gym_config" not in draft.spelled and not isinstance(demonstrated, dict):
+        return
+    from ejax.config.embodichain.gym_config import MANAGER_ENV, is_manager_form, manager_notes
 
-        note_gym_config(draft)
+    read = {
+        "env.cfg.gym_config": draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled,
+        "data.engine.gym_config": isinstance(demonstrated, dict)
+        and "id" in demonstrated
+        and is_manager_form(demonstrated),
+    }
+    for key in (key for key, is_read in read.items() if is_read):
+        report = KeyReport({note.key: note for note in manager_notes(draft.get(key))})
+        for note in report.notices:
+            draft.note(f"{key}.{note.key}", note.text, note.status)
 
 
 def do_without_wandb(draft: Draft) -> None:
@@ -351,7 +358,7 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     spellings.resolve_sizes,  # needs the algorithm's options; before the gym config's defaults, which give way to them
     read_demonstrations_file,
     fill_env,  # needs trainer.gym_config; gives env and num_envs
-    note_manager_form,  # needs env
+    note_gym_configs,  # needs env
     spellings.resolve_model_type,  # needs the final num_envs and buffer_size
     spellings.drop_unsupported,  # needs to know that compat is given, which the next one takes out
     spellings.resolve_compat,  # fills keys that are not given

@@ -7,6 +7,7 @@ the number of environments, the time limit, the control rate and ``env.extension
 import inspect
 import math
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ejax.config.embodichain.draft import Draft
@@ -14,14 +15,24 @@ from ejax.config.embodichain.spellings import TABLES
 from ejax.envs.terms.vocabulary import IGNORED
 from ejax.schema.frozen import freeze
 from ejax.schema.messages import short_repr
-from ejax.schema.problems import ConfigError, KeyNote, KeyReport
+from ejax.schema.problems import ConfigError, KeyNote
 from ejax.schema.registry import ENVS, UnknownNameError, resolve
 from ejax.schema.sections import Section
 from ejax.schema.tables import tables_beside
 from ejax.schema.trust import UntrustedCodeError
 
+if TYPE_CHECKING:
+    from ejax.envs.locomotion.robots import LeggedRobot
+
 MANAGER_ENV = "EmbodiedEnv"
+VELOCITY_ENV = "VelocityRL"
 _FIRST: dict[str, Any] = TABLES["first_release"]  # what ejax reads of the first releases' gym configs
+_TABLES = tables_beside(__file__)
+_IGNORED: dict[str, dict[str, str]] = _TABLES["ignored"]
+_AXES = ("x", "y", "z", "roll", "pitch", "yaw")
+_PUSH = "push_articulation_by_setting_velocity"
+_REWARD = "velocity_locomotion_total_reward"
+_OBSERVATION = "velocity_locomotion_observation"
 
 
 def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -32,7 +43,13 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
         draft.problem("env", f"{source} must hold id: the name of an environment, and env: {{extensions: {{…}}}}")
         return {}
     draft.spelled["env.id"] = f"{source}:id"
-    _read_num_envs(draft, data, env, source)
+    key, num_envs = ("num_envs", data["num_envs"]) if "num_envs" in data else ("env.num_envs", env.get("num_envs"))
+    decides = draft.get("trainer.num_envs")
+    if num_envs is not None and not draft.has("trainer.num_envs"):
+        draft.put("trainer.num_envs", num_envs)
+        draft.spelled["trainer.num_envs"] = f"{source}:{key}"
+    elif num_envs not in (None, decides):
+        draft.note(f"{source}:{key}", f"no effect: trainer.num_envs is {short_repr(decides)}", "without effect")
     if robot := _TABLES["robots"].get(name.partition("-")[0]):
         draft.spelled["env.cfg"] = f"{source}:robot.fpath"  # what the task's class can still lack are its links
         with Section(dict(data), f"{source}:", draft.report) as root:
@@ -46,8 +63,14 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
 
 
 def _read_first_form(draft: Draft, root: Section) -> dict[str, Any]:
-    task = root.take("id")
-    arguments = _arguments(task)
+    task, arguments = root.take("id"), set[str]()  # of the class; none if it may not run, as env.id reports
+    with suppress(UnknownNameError, UntrustedCodeError, ImportError):
+        arguments |= inspect.signature(resolve("env", task)).parameters.keys()
+    cfg: dict[str, Any] = {}
+    for body in (*(root.data.get("rigid_object") or ()), *(root.data.get("background") or ())):
+        name = _FIRST["bodies"].get(str(body.get("uid")), "") if isinstance(body, Mapping) else ""
+        if name in arguments and "init_pos" in body:
+            cfg[name] = body["init_pos"]
     its_own = f"no effect: the task class {task} has its own"
     for key in _FIRST["scene_keys"]:
         root.ignore(key, its_own + (", but for init_pos" if key in ("rigid_object", "background") else ""))
@@ -63,21 +86,13 @@ def _read_first_form(draft: Draft, root: Section) -> dict[str, Any]:
         if (substeps := env.take("sim_steps_per_control")) is not None:
             own["sim_steps_per_control"] = substeps
             draft.spelled["env.cfg.sim_steps_per_control"] = env.key("sim_steps_per_control")
-        cfg = _read_places(root.data, arguments) | _read_events(draft, env.open("events"), task, arguments) | own
+        cfg |= _read_events(draft, env.open("events"), task, arguments) | own
     if (limit := root.take("max_episode_steps")) is not None:
         key = "episode_length" if "episode_length" in arguments else "max_episode_steps"
         if cfg.setdefault(key, limit) != limit:
             root.problem("max_episode_steps", f"is {limit}, but env.extensions.{key} is {cfg[key]}; keep one")
         draft.spelled[f"env.cfg.{key}"] = root.key("max_episode_steps")
     return cfg
-
-
-def _arguments(name: str) -> Collection[str]:
-    """Return an environment's parameters; none if it may not run, as env.id reports."""
-    try:
-        return inspect.signature(resolve("env", name)).parameters.keys()
-    except (UnknownNameError, UntrustedCodeError, ImportError):
-        return ()
 
 
 def _read_extensions(draft: Draft, extensions: Section, task: str, arguments: Collection[str]) -> dict[str, Any]:
@@ -97,20 +112,16 @@ def _read_extensions(draft: Draft, extensions: Section, task: str, arguments: Co
     return cfg
 
 
-def _read_places(data: Mapping[str, Any], arguments: Collection[str]) -> dict[str, Any]:
-    places: dict[str, Any] = {}
-    for body in (*(data.get("rigid_object") or ()), *(data.get("background") or ())):
-        name = _FIRST["bodies"].get(str(body.get("uid")), "") if isinstance(body, Mapping) else ""
-        if name in arguments and "init_pos" in body:
-            places[name] = body["init_pos"]
-    return places
-
-
 def _read_events(draft: Draft, events: Section, task: str, arguments: Collection[str]) -> dict[str, Any]:
     """Read positions of bodies, relative to where they start, drawn at reset."""
     ranges: dict[str, Any] = {}
     for name, spec in events.data.items():
-        argument = _ranged(spec)
+        argument, params = "", spec.get("params") if isinstance(spec, Mapping) else None
+        if isinstance(params, Mapping) and isinstance(body := params.get("entity_cfg"), Mapping):
+            fits = (spec.get("func"), spec.get("mode")) == ("randomize_rigid_object_pose", "reset")
+            fits &= not params.keys() - {"entity_cfg", "position_range", "relative_position"}
+            fits &= params.get("relative_position", True) is True
+            argument = f"{body.get('uid')}_position_range" if fits else ""
         if argument not in arguments:
             text = f"the task class {task} takes only randomize_rigid_object_pose of its cube at reset, with a relative"
             manager_form = "or write the task in manager form, with env.observations, rewards and actions"
@@ -120,17 +131,6 @@ def _read_events(draft: Draft, events: Section, task: str, arguments: Collection
         draft.spelled[f"env.cfg.{argument}"] = f"{events.key(name)}.params.position_range"
         events.note(name, f"env.cfg.{argument}", "renamed")
     return ranges
-
-
-def _ranged(spec: Any) -> str:
-    """Name the argument that an event means; "": it does more than a task class can."""
-    params = spec.get("params") if isinstance(spec, Mapping) else None
-    if not isinstance(params, Mapping) or not isinstance(body := params.get("entity_cfg"), Mapping):
-        return ""
-    fits = (spec.get("func"), spec.get("mode")) == ("randomize_rigid_object_pose", "reset")
-    fits &= not params.keys() - {"entity_cfg", "position_range", "relative_position"}
-    fits &= params.get("relative_position", True) is True
-    return f"{body.get('uid')}_position_range" if fits else ""
 
 
 def is_manager_form(data: Mapping[str, Any]) -> bool:
@@ -152,44 +152,6 @@ def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
         return read_manager_spec(freeze(gym_config)).notes
     except ConfigError as error:
         return error.notes
-
-
-def note_gym_config(draft: Draft) -> None:
-    """Take over the notices of a gym config's file. This imports the functors that may run."""
-    demonstrated = draft.get("data.engine.gym_config")
-    read = {
-        "env.cfg.gym_config": draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled,
-        "data.engine.gym_config": isinstance(demonstrated, dict)
-        and "id" in demonstrated
-        and is_manager_form(demonstrated),
-    }
-    for key in (key for key, is_read in read.items() if is_read):
-        report = KeyReport({note.key: note for note in manager_notes(draft.get(key))})
-        for note in report.notices:
-            draft.note(f"{key}.{note.key}", note.text, note.status)
-
-
-def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> None:
-    key, num_envs = ("num_envs", data["num_envs"]) if "num_envs" in data else ("env.num_envs", env.get("num_envs"))
-    if num_envs is None:
-        return
-    if not draft.has("trainer.num_envs"):
-        draft.put("trainer.num_envs", num_envs)
-        draft.spelled["trainer.num_envs"] = f"{source}:{key}"
-    elif num_envs != (decides := draft.get("trainer.num_envs")):
-        draft.note(f"{source}:{key}", f"no effect: trainer.num_envs is {short_repr(decides)}", "without effect")
-
-
-if TYPE_CHECKING:
-    from ejax.envs.locomotion.robots import LeggedRobot
-
-VELOCITY_ENV = "VelocityRL"
-_TABLES = tables_beside(__file__)
-_IGNORED: dict[str, dict[str, str]] = _TABLES["ignored"]
-_AXES = ("x", "y", "z", "roll", "pitch", "yaw")
-_PUSH = "push_articulation_by_setting_velocity"
-_REWARD = "velocity_locomotion_total_reward"
-_OBSERVATION = "velocity_locomotion_observation"
 
 
 def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
@@ -222,7 +184,10 @@ def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
         env.expect("control_parts", ["locomotion"], "the policy acts on all joints: ['locomotion']")
         cfg["push"] = _read_push(env.open("events"))
         _read_actions(env.open("actions"))
-        _read_rewards(env.open("rewards"))
+        for _, term in env.open("rewards").sections():
+            _expect_func(term, _REWARD)
+            term.expect("weight", 1.0, "must be 1; change the weights of terms by env.cfg.rewards")
+            term.refuse("params", f"{_REWARD} has none; change terms by env.cfg.rewards")
         if not _read_observations(env.open("observations")):
             cfg["noise"] = dict.fromkeys(task.noise, 0.0)
     return cfg
@@ -290,13 +255,6 @@ def _read_actions(actions: Section) -> None:
         term.ignore_all(_IGNORED["action"])
         with term.open("params") as params:
             params.expect("clip", 1.0, "actions are clipped to ±1")
-
-
-def _read_rewards(rewards: Section) -> None:
-    for _, term in rewards.sections():
-        _expect_func(term, _REWARD)
-        term.expect("weight", 1.0, "must be 1; change the weights of terms by env.cfg.rewards")
-        term.refuse("params", f"{_REWARD} has none; change terms by env.cfg.rewards")
 
 
 def _read_observations(observations: Section) -> bool:
