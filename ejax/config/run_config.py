@@ -187,7 +187,8 @@ def _population(config: RunConfig) -> Iterator[Problem]:
         except ValidationError as error:
             texts = [each["msg"].removeprefix("Value error, ") for each in error.errors()]
             reasons = "; ".join(texts).replace("Extra inputs are not permitted", "unknown key")
-            yield Problem("population", f"{_shown_values(member)} is not a config: {reasons}")
+            shown = ", ".join(f"{key}={short_repr(thaw(value))}" for key, value in member.values.items())
+            yield Problem("population", f"{shown} is not a config: {reasons}")
             continue
         for key in member.values:
             if not _varies(_option(own.algorithm.cfg, key)):
@@ -210,10 +211,6 @@ def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Pr
             if ".kwargs." in key or isinstance(values[0], tuple):
                 text = f"cannot multiply {key}, whose range is not known; leave it out of population, or exploit"
                 yield Problem("population.exploit", text)
-
-
-def _shown_values(member: Member) -> str:
-    return ", ".join(f"{key}={short_repr(thaw(value))}" for key, value in member.values.items())
 
 
 def _option(options: BaseModel, key: str) -> Any:

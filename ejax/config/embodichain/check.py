@@ -38,7 +38,14 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     draft = Draft({} if alone else copy.deepcopy(data), path.parent, overrides)
     notes = [] if alone else _check_train_config(draft, data)
     if alone:
-        _read_gym_config(draft, path, data)
+        draft.gym_config = path.name, path
+        for text in overrides:
+            draft.problem(f"override {text!r}", "belongs to a train config; a gym config alone takes none")
+        env = read_gym_config(draft, data, path.name)
+        draft.put("env", env)
+        if not draft.report.problems:
+            for key, text in env_problems(EnvConfig.model_validate(env)):
+                draft.problem(key, text)
     notes += _gym_notes(draft)
     # what no key of the files has: overrides, and keys that are missing
     reported = {key for note in notes for key in with_sections(note.key)}
@@ -76,17 +83,6 @@ def _weights_problems(policy: PolicyConfig) -> Iterator[str]:
         find_weights(vla.model_path) if kind is None else read_spec(kind, vla.model_path)
     except (WeightsError, OSError) as error:
         yield str(error)
-
-
-def _read_gym_config(draft: Draft, path: Path, data: dict[str, Any]) -> None:
-    draft.gym_config = path.name, path
-    for text in draft.overrides:
-        draft.problem(f"override {text!r}", "belongs to a train config; a gym config alone takes none")
-    env = read_gym_config(draft, data, path.name)
-    draft.put("env", env)
-    if not draft.report.problems:
-        for key, text in env_problems(EnvConfig.model_validate(env)):
-            draft.problem(key, text)
 
 
 def verdict_table(notes: Sequence[KeyNote]) -> str:

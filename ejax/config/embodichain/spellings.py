@@ -76,7 +76,15 @@ def canonicalize_keys(draft: Draft) -> None:
         draft.put("env", {"id": draft.get("env")})
     if draft.has("env"):
         draft.put("env", unwrapped_env(draft.get("env")))
-    _canonicalize_device(draft)
+    if draft.has("trainer.cuda"):
+        cuda = draft.pop("trainer.cuda")
+        if not isinstance(cuda, bool) or draft.has("trainer.device"):
+            draft.problem("trainer.cuda", f"got {short_repr(cuda)}; use trainer.device instead, such as cpu or cuda:0")
+        else:
+            draft.put("trainer.device", "cuda" if cuda else "cpu")
+    device = draft.get("trainer.device")
+    if isinstance(device, str) and re.fullmatch(r"gpu(:\d+)?", device):
+        draft.put("trainer.device", device.replace("gpu", "cuda"))
     _canonicalize_std(draft)
     for key in TABLES["null_is_default"]["keys"]:
         if draft.has(key) and draft.get(key) is None:
@@ -214,7 +222,16 @@ def drop_unsupported(draft: Draft) -> None:
     """Turn what has no effect, or is not built, into notices."""
     for key, text in TABLES["refused"].items():
         draft.reject(key, text)
-    _judge_none(draft)
+    # EmbodiChain takes the text for ReLU, and null alone for no activation
+    for net, name in itertools.product(("actor", "critic"), ("activation", "last_activation")):
+        key = f"policy.{net}.network_cfg.{name}"
+        value = draft.get(key)
+        if isinstance(value, str) and value.lower() == "none":
+            if draft.has("compat"):
+                text = f"got '{value}', which is ReLU in EmbodiChain, where null means no activation; use relu or null"
+                draft.problem(key, text)
+            else:
+                draft.note(key, f"'{value}' means no activation; it is ReLU in EmbodiChain, unlike null")
     for key in OF_THE_CRITIC if _name("policy", draft.get("policy.name")) == "actor_only" else ():
         if draft.has(key) and draft.pop(key):
             draft.note(key, "no effect: actor_only has no critic", "without effect")
@@ -227,19 +244,6 @@ def drop_unsupported(draft: Draft) -> None:
                 draft.ignore(new, "no effect: an option of the apg algorithm")
     for phase in PHASES:
         _canonicalize_events(draft, phase)
-
-
-def _judge_none(draft: Draft) -> None:
-    # EmbodiChain takes the text for ReLU, and null alone for no activation
-    for net, name in itertools.product(("actor", "critic"), ("activation", "last_activation")):
-        key = f"policy.{net}.network_cfg.{name}"
-        value = draft.get(key)
-        if isinstance(value, str) and value.lower() == "none":
-            if draft.has("compat"):
-                text = f"got '{value}', which is ReLU in EmbodiChain, where null means no activation; use relu or null"
-                draft.problem(key, text)
-            else:
-                draft.note(key, f"'{value}' means no activation; it is ReLU in EmbodiChain, unlike null")
 
 
 def _canonicalize_events(draft: Draft, phase: Phase) -> None:
@@ -320,18 +324,6 @@ def _name(kind: Kind, name: Any) -> str:
         return registered_name(kind, str(name))
     except UnknownNameError:  # reported with its own key
         return str(name)
-
-
-def _canonicalize_device(draft: Draft) -> None:
-    if draft.has("trainer.cuda"):
-        cuda = draft.pop("trainer.cuda")
-        if not isinstance(cuda, bool) or draft.has("trainer.device"):
-            draft.problem("trainer.cuda", f"got {short_repr(cuda)}; use trainer.device instead, such as cpu or cuda:0")
-        else:
-            draft.put("trainer.device", "cuda" if cuda else "cpu")
-    device = draft.get("trainer.device")
-    if isinstance(device, str) and re.fullmatch(r"gpu(:\d+)?", device):
-        draft.put("trainer.device", device.replace("gpu", "cuda"))
 
 
 def _canonicalize_std(draft: Draft) -> None:
