@@ -21,10 +21,10 @@ from ejax.algorithms.replay_buffer import take_out
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.envs.mujoco.choice import ENGINES
 from ejax.policies.heads import uses_dropout
-from ejax.preflight.targets import TABLE, Card, find_card
+from ejax.preflight.targets import TABLE, Card, find_card, refusal
 from ejax.preflight.work import Work, count_work
 from ejax.rollout import reset, unroll, with_memory
-from ejax.runtime.device import matmul_precision
+from ejax.runtime.device import jax_option, matmul_precision
 from ejax.runtime.host_call import FOR_ABSENT_DEVICES
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on
 from ejax.training.build import build
@@ -100,11 +100,7 @@ def preflight(
         target: a card's short name, or a file; see ``ejax.preflight.targets``.
         gpus: on each of ``hosts`` machines.
 
-    Returns:
-        A dict that is ready for JSON.
-
-    Raises:
-        ConfigError: the config, the card, or the compiler that is missing.
+    Returns a dict that is ready for JSON. Raises ConfigError: the config, the card, or the compiler that is missing.
     """
     began, worked = time.monotonic(), time.process_time()
     with absent_run(config, overrides, target=target, gpus=gpus, hosts=hosts) as (read, notes, card, devices):
@@ -140,10 +136,10 @@ def absent_run(
     """Read a config as for ``gpus`` of the card on each of ``hosts``, and trace in the block: ``(config, notes on what
     it leaves open, card, devices)``. Errors as ``preflight``."""
     if gpus < 1 or hosts < 1:
-        raise _refusal("--gpus", f"got {gpus} on {hosts} hosts; both must be at least 1", "ejax preflight")
+        raise refusal("--gpus", f"got {gpus} on {hosts} hosts; both must be at least 1")
     card = find_card(target)
     if problem := compiler_problem():
-        raise _refusal("", problem, "ejax preflight")
+        raise refusal("", problem)
     read, notes = on_accelerator(load_config(config, overrides, device="cpu"))
     devices = absent_devices(card, gpus=gpus, hosts=hosts)
     with (
@@ -179,35 +175,32 @@ def absent_devices(card: Card, *, gpus: int, hosts: int) -> Sequence[jax.Device]
     try:
         topology = topologies.get_topology_desc(platform="cuda", topology=f"1x{hosts}x{gpus}", target_config=card.text)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        raise _refusal("--target", f"XLA refuses {card.name}: {error}", "ejax preflight") from error
+        raise refusal("--target", f"XLA refuses {card.name}: {error}") from error
     return topology.devices
 
 
 @contextmanager
 def without_compilation_cache() -> Iterator[None]:
     """Keep what is compiled for absent devices out of JAX's cache, which cannot read it; no device calls the host."""
-    kept: bool = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]  # jax defines it at run time
-    jax.config.update("jax_enable_compilation_cache", False)
     token = FOR_ABSENT_DEVICES.set(True)
     try:
-        yield
+        with jax_option("jax_enable_compilation_cache", False):
+            yield
     finally:
         FOR_ABSENT_DEVICES.reset(token)
-        jax.config.update("jax_enable_compilation_cache", kept)
 
 
 def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     """Settle a config's physics engine as on an NVIDIA GPU, and note which and why.
 
-    Raises:
-        ConfigError: it names the C engine, which steps on the host, or one that is not installed.
+    Raises ConfigError: it names the C engine, which steps on the host, or one that is not installed.
     """
     settled, notes = resolve_physics(config, platform="cuda")
     given = str(settled.env.cfg.get("physics"))
     if given in ENGINES and ENGINES[given].on_host:
         others = " or ".join(sorted(name for name, each in ENGINES.items() if not each.on_host))
         text = f"got '{given}': {ENGINES[given].title} steps on the host, not on a GPU; set env.cfg.physics to {others}"
-        raise _refusal("env.cfg.physics", text)
+        raise ConfigError([Problem("env.cfg.physics", text)])
     return settled, notes
 
 
@@ -216,12 +209,23 @@ def for_each_program(
 ) -> list[Result]:
     """Use a training's own program, then its evaluation's, for a config from ``on_accelerator``.
 
-    Raises:
-        ConfigError: what runs outside JAX cannot be compiled.
+    Raises ConfigError: what learns from demonstrations, or runs outside JAX, cannot be compiled.
     """
+    env = config.env.id
+    if config.data is not None:
+        text = f"{config.algorithm.name} learns from demonstrations, whose shapes are known once they are made"
+        remedy = "use an algorithm that learns from its environments, such as ppo"
+        raise ConfigError([Problem("algorithm.name", f"{text}; {remedy}")])
+    try:
+        parts = build(config, absent=devices)
+    except ImportError as error:
+        raise ConfigError([Problem("env.id", f"{env} cannot be made here: {error}")]) from error
+    if isinstance(parts.env, HostEnv):
+        parts.env.close()
+        text = f"{env} lives outside JAX: a GPU would only run the policy and the updates, as fast as its host"
+        raise ConfigError([Problem("env.id", f"{text} delivers rollouts; use an environment in JAX")])
     # side by side: the compiler is one thread for the most part, and one program is traced while the other is compiled
     with ThreadPoolExecutor(2) as pool:
-        parts = _parts(config, devices)
         fixed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
         name = "train" if isinstance(parts.stepper, DeviceStepper) else "learn"
         traced, replay = trace_training(config, parts, devices), replay_bytes(parts.state) // len(devices)
@@ -234,22 +238,6 @@ def for_each_program(
         return [each.result() for each in running]
 
 
-def _parts(config: RunConfig, devices: Sequence[jax.Device]) -> Parts:
-    name = config.env.id
-    if config.data is not None:
-        text = f"{config.algorithm.name} learns from demonstrations, whose shapes are known once they are made"
-        raise _refusal("algorithm.name", f"{text}; use an algorithm that learns from its environments, such as ppo")
-    try:
-        parts = build(config, absent=devices)
-    except ImportError as error:
-        raise _refusal("env.id", f"{name} cannot be made here: {error}") from error
-    if isinstance(parts.env, HostEnv):
-        parts.env.close()
-        text = f"{name} lives outside JAX: a GPU would only run the policy and the updates, as fast as its host"
-        raise _refusal("env.id", f"{text} delivers rollouts; use an environment in JAX")
-    return parts
-
-
 def trace_training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Traced:
     """Trace a run's own program: of an update with its collection, or of an update where others collect."""
     trainer, stepper = config.trainer, parts.stepper
@@ -257,7 +245,7 @@ def trace_training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device
         return stepper.trace(*stepper.shapes(parts.state, devices[0]))
     if not isinstance(stepper, HostStepper) or len(devices) > 1:
         text = f"got '{trainer.collector.mode}': its updates are compiled for one GPU; pass --gpus 1"
-        raise _refusal("trainer.collector.mode", text)
+        raise ConfigError([Problem("trainer.collector.mode", text)])
 
     def collect(params: Params, key: Key) -> Rollout:
         envs = with_memory(reset(parts.env, key, trainer.num_envs), parts.policy)
@@ -320,7 +308,3 @@ def replay_facts(config: RunConfig, memory: Memory, num_devices: int, card_memor
     room = max(int(USABLE * card_memory) - memory.peak + memory.replay, 0)
     largest = max(room * num_devices // row - demonstrated, 0)
     return {"capacity": capacity, "row_bytes": row, "bytes": memory.replay, "largest_capacity": largest}
-
-
-def _refusal(key: str, text: str, source: str = "config") -> ConfigError:
-    return ConfigError([Problem(key, text)], source)

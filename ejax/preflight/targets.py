@@ -32,13 +32,13 @@ class Card:
 def find_card(name: str) -> Card:
     """Find a card by its short name, or by a file with XLA's ``GpuTargetConfigProto`` as text.
 
-    Raises:
-        ConfigError: neither is there, or the file lacks a number that the bounds need.
+    Raises ConfigError: neither is there, or the file lacks a number that the bounds need.
     """
     if name in CARDS:
         return CARDS[name]
     if not (path := Path(name)).is_file():
-        raise _refused(f"got '{name}'; allowed: {', '.join(CARDS)}, or a file with XLA's GpuTargetConfigProto as text")
+        allowed = f"{', '.join(CARDS)}, or a file with XLA's GpuTargetConfigProto as text"
+        raise refusal("--target", f"got '{name}'; allowed: {allowed}")
     return _read_card(read_text(path), path)
 
 
@@ -46,7 +46,7 @@ def _read_card(text: str, path: Path) -> Card:
     def number(field: str) -> float:
         found = re.search(rf"\b{field}: *([\d.]+)", text)
         if found is None:
-            raise _refused(f"{path} has no {field}; pass XLA's GpuTargetConfigProto as text")
+            raise refusal("--target", f"{path} has no {field}; pass XLA's GpuTargetConfigProto as text")
         return float(found[1])
 
     named = re.search(r'device_description_str: *"([^"]*)"', text)
@@ -55,8 +55,9 @@ def _read_card(text: str, path: Path) -> Card:
     return Card(named[1] if named else path.stem, text, memory, bandwidth, fp32)
 
 
-def _refused(text: str) -> ConfigError:
-    return ConfigError([Problem("--target", text)], "ejax preflight")
+def refusal(option: str, text: str) -> ConfigError:
+    """Make the error of what is wrong with an option of the command, not with a config."""
+    return ConfigError([Problem(option, text)], "ejax preflight")
 
 
 def _card(row: Mapping[str, Any]) -> Card:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -27,19 +27,23 @@ _READ_FLAGS = "from jaxlib.xla_client import CompileOptions; CompileOptions()"
 
 
 @contextmanager
-def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
+def jax_option(name: str, value: object) -> Iterator[None]:
+    """Set an option of JAX inside, for all threads: those of JAX's own context managers hold for one."""
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def matmul_precision(precision: MatmulPrecision, device: str) -> AbstractContextManager[None]:
     """Have every program that is traced inside multiply float32 matrices like this, in all threads.
 
     ``tf32`` and ``bf16`` round the factors and add up in float32, on a GPU; all else, and a CPU, computes in float32.
     """
-    name = _ON_GPU[precision] if device.startswith("cuda") else ON_CPU
-    # not jax's own context manager, which holds for one thread: collectors trace in others
-    before = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time
-    jax.config.update("jax_default_matmul_precision", name)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_default_matmul_precision", before)
+    # collectors trace in threads of their own
+    return jax_option("jax_default_matmul_precision", _ON_GPU[precision] if device.startswith("cuda") else ON_CPU)
 
 
 def _accepted(flag: str) -> bool:
