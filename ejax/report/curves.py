@@ -79,9 +79,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
 
 
 def value_text(value: Any) -> str:
-    return (
-        EMPTY_CELL if value is MISSING else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    )
+    if isinstance(value, str):
+        return value
+    return EMPTY_CELL if value is MISSING else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,11 @@ def curves(groups: Sequence[CurveGroup]) -> str:
     tags = set().union(*(run.tags for run in runs))
     if not tags:
         return '<p class="note">Nothing is logged.</p>'
-    values = {tag: [list(run.series(tag).values()) for run in runs] for tag in tags}
-    # a flat line says no more than its value
-    constant = {tag: found for tag in tags if (found := _only_value(values[tag])) is not None}
+    constant: dict[str, float] = {}  # a flat line says no more than its value
+    for tag in tags:
+        only, *others = {value for run in runs for value in run.series(tag).values()}
+        if not others and math.isfinite(only):
+            constant[tag] = only
     watched = [run.trainer.best_eval_metric for run in runs]
     headlines = [tag for tag in dict.fromkeys([*watched, *_HEADLINES]) if tag in tags]
     # a success rate of 0 throughout is news
@@ -181,7 +183,10 @@ def curves(groups: Sequence[CurveGroup]) -> str:
             figures.append(curves_figure(tag, drawn_runs, steps))
         return f'<div class="grid">{"".join(figures)}</div>'
 
-    parts = [_legend(groups), grid(headlines)]
+    legend = "".join(f"<span>{swatch(group.colour)}{escape(group.label)}</span>" for group in groups)
+    if any(len(group.runs) > 1 for group in groups):
+        legend += "<span class=note>lines: median, bands: quartiles, of runs that differ in the seed only</span>"
+    parts = [f'<div class="legend">{legend}</div>', grid(headlines)]
     parts += [f"<h3>{name}</h3>{grid(parts_of[name])}" for name in ("Losses", "Reward terms") if parts_of[name]]
     for name in sorted(parts_of.keys() - {"Losses", "Reward terms"}):
         own = parts_of[name]
@@ -198,19 +203,6 @@ def _part(tag: str) -> str:
     if tag in _LOSSES or (tag.startswith("train/") and "loss" in tag):
         return "Losses"
     return "Reward terms" if tag.startswith("rewards/") else tag.rpartition("/")[0]
-
-
-def _legend(groups: Sequence[CurveGroup]) -> str:
-    items = "".join(f"<span>{swatch(group.colour)}{escape(group.label)}</span>" for group in groups)
-    several = any(len(group.runs) > 1 for group in groups)
-    note = "<span class=note>lines: median, bands: quartiles, of runs that differ in the seed only</span>"
-    return f'<div class="legend">{items}{note if several else ""}</div>'
-
-
-def _only_value(values: Sequence[Sequence[float]]) -> float | None:
-    found = {value for each in values for value in each}
-    only = found.pop() if len(found) == 1 else math.nan
-    return only if math.isfinite(only) else None
 
 
 def differing(configs: Sequence[Any], path: str = "") -> list[tuple[str, tuple[Any, ...]]]:

@@ -7,10 +7,9 @@ import base64
 import hashlib
 import math
 import os
-import tomllib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from html import escape
 from pathlib import Path
 from string import Template
@@ -40,7 +39,10 @@ from ejax.report.gait import COLUMNS, gait_figures
 from ejax.report.runs import Run
 from ejax.schema.paths import find
 from ejax.schema.plain_files import read_bytes
+from ejax.schema.tables import tables_beside
 
+_TEXTS = tables_beside(__file__)
+"""Texts of each section, which are HTML."""
 _LARGEST_VIDEO = 4_000_000
 _LARGEST_VIDEOS = 24_000_000
 """Bytes that are embedded, of one video and of all."""
@@ -78,8 +80,9 @@ def render_page(
         "videos": _videos(runs, folder),
         "environment": _environment(runs),
     }
-    sections = [f"<section>{_texts()[name]['title']}{html}</section>" for name, html in contents.items() if html]
-    page, style, script = (_beside(name) for name in ("page.html", "page.css", "page.js"))
+    sections = [f"<section>{_TEXTS[name]['title']}{html}</section>" for name, html in contents.items() if html]
+    names = ("page.html", "page.css", "page.js")
+    page, style, script = (Path(__file__).with_name(name).read_text("utf-8") for name in names)
     return Template(page).substitute(
         title=escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
         style=style,
@@ -90,19 +93,9 @@ def render_page(
     )
 
 
-def _beside(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-@cache
-def _texts() -> dict[str, dict[str, Any]]:
-    """Read the texts of each section, which are HTML."""
-    return tomllib.loads(_beside("page.toml"))
-
-
 def _section(name: str, rows: Sequence[Sequence[str]], *more: str) -> str:
     """Make a section's table, with ``more`` columns than ``page.toml`` has, and its note; empty without rows."""
-    texts = _texts()[name]
+    texts = _TEXTS[name]
     return table([*texts.get("head", ()), *more], rows, name) + texts.get("note", "") if rows else ""
 
 
@@ -125,8 +118,11 @@ def _values(runs: Sequence[Run]) -> dict[Path, str]:
 
     Values that exploits change are left out: a name would show those at the start.
     """
-    texts = dict.fromkeys((run.path for run in runs), "")
-    for members in _populations(runs):
+    texts, populations = dict.fromkeys((run.path for run in runs), ""), defaultdict[Path, list[Run]](list)
+    for run in runs:
+        if run.member is not None:
+            populations[run.path.resolve().parent].append(run)
+    for members in populations.values():
         unnamed = NAMES | {"trainer.eval_seed"}  # which follows the seed
         unnamed |= {key for run in members for each in run.exploits for key in each.values}
         found = [(key, values) for key, values in differing([run.config for run in members]) if key not in unnamed]
@@ -135,14 +131,6 @@ def _values(runs: Sequence[Run]) -> dict[Path, str]:
                 parts = ", ".join(f"{key.rpartition('.')[2]}={value_text(values[i])}" for key, values in found)
                 texts[run.path] = f" ({parts})"
     return texts
-
-
-def _populations(runs: Sequence[Run]) -> list[list[Run]]:
-    found: dict[Path, list[Run]] = {}
-    for run in runs:
-        if run.member is not None:
-            found.setdefault(run.path.resolve().parent, []).append(run)
-    return list(found.values())
 
 
 def _problems(runs: Sequence[Run], left_out: Sequence[str]) -> str:
@@ -203,10 +191,10 @@ def _differences(runs: Sequence[Run]) -> str:
     found = differing([run.config for run in runs])
     rows = [[f"<code>{escape(key)}</code>", *map(value_cell, values)] for key, values in found]
     if not rows:
-        return str(_texts()["differences"]["none"])
+        return str(_TEXTS["differences"]["none"])
     text = _section("differences", rows, "key", *(run.name for run in runs))
     if any(run.exploits for run in runs):
-        text += _texts()["differences"]["of_members"]
+        text += _TEXTS["differences"]["of_members"]
     return f"<details><summary>{len(rows)} keys</summary>{text}</details>" if len(rows) > _MAX_ROWS else text
 
 

@@ -78,8 +78,7 @@ class Session(NamedTuple):
 def runs_in(given: Path) -> list[Path]:
     """List the folders of a population's members, or the run's own.
 
-    Raises:
-        FileNotFoundError: ``given`` is neither a run nor the name of one. FactsError: a member is elsewhere.
+    FileNotFoundError: ``given`` is neither a run nor the name of one. FactsError: a member is elsewhere.
     """
     path = find_run(given)
     # isdecimal: int() reads ² as no number
@@ -91,13 +90,9 @@ def runs_in(given: Path) -> list[Path]:
 
 
 class Run:
-    """One run as its files describe it; a link out of its folder is not followed.
+    """One run as its files describe it, found by ``find_run``; a link out of its folder is not followed.
 
-    Args:
-        given: as for ``find_run``.
-
-    Raises:
-        FileNotFoundError: that is not a run. FactsError: it has no readable config.
+    FileNotFoundError: that is not a run. FactsError: it has no readable config.
     """
 
     def __init__(self, given: Path) -> None:
@@ -320,15 +315,16 @@ class Run:
 
     def time_parts(self) -> list[tuple[str, float]]:
         """List the sums of the tags in seconds that add up; a value that was not finite is left out."""
-        sums = {tag: sum(x for x in self.series(tag).values() if x == x) for tag in sorted(self.tags) if _adds_up(tag)}
-        return [(f"{tag}, sum of the logged ones", seconds) for tag, seconds in sums.items()]
+        # data/age_s is how old the data is: no duration of the run's
+        waits = re.compile(r"(collector|data)/.*(env_s|policy_s|wait_s)|time/.*")
+        sums = {tag: sum(x for x in self.series(tag).values() if x == x) for tag in filter(waits.fullmatch, self.tags)}
+        return [(f"{tag}, sum of the logged ones", seconds) for tag, seconds in sorted(sums.items())]
 
 
 def read_parity(path: Path) -> dict[str, Any]:
     """Read the ``parity.json`` of an export, a file or its folder.
 
-    Raises:
-        FileNotFoundError: there is none. FactsError: it is not what an export writes.
+    FileNotFoundError: there is none. FactsError: it is not what an export writes.
     """
     file = path / "parity.json" if path.is_dir() else path
     if not file.is_file():
@@ -364,12 +360,6 @@ def _not_finite(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None or is_not_finite(value) else value
-
-
-def _adds_up(tag: str) -> bool:
-    # data/age_s is how old the data is: no duration of the run's
-    is_wait = tag.startswith(("collector/", "data/")) and tag.endswith(("env_s", "policy_s", "wait_s"))
-    return is_wait or tag.startswith("time/")
 
 
 def is_not_finite(value: Any) -> bool:

@@ -7,4 +7,4 @@ from typing import Any
 
 def tables_beside(module: str) -> dict[str, Any]:
     """Read the TOML next to a module, of the same name, ``tables_beside(__file__)``: data that ejax ships."""
-    return tomllib.loads(Path(module).with_suffix(".toml").read_text())
+    return tomllib.loads(Path(module).with_suffix(".toml").read_text("utf-8"))
