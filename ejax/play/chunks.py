@@ -51,9 +51,8 @@ def execute_run(
     ``every`` is that of ``Execution``; ``hold`` the action where there is none, ``last`` or ``zero``, for all its
     numbers or one for each. The others are as in ``evaluate_run``, with its errors.
 
-    Raises:
-        ValueError: no such method; a chunk too short for a latency; none; a latency without ``hold``.
-        ConfigError: an environment outside JAX.
+    ValueError: no such method; a chunk too short for a latency; none; a latency without ``hold``. ConfigError: an
+    environment outside JAX.
     """
     with opened_policy(run, overrides, **opened) as (_, config, path):
         seed, horizon = config.trainer.eval_seed if seed is None else seed, config.env.action_chunk

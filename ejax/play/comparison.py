@@ -67,9 +67,8 @@ def compare_run(
         ``rows`` with estimates; ``differences`` of each engine from the reference, as it is and where results differ;
         what they were made with; and ``left_out``, engine that is not installed -> how to install it.
 
-    Raises:
-        ValueError: an engine that is not there; a shift that the environment cannot have.
-        ConfigError: an environment without MuJoCo physics in JAX.
+    ValueError: an engine that is not there; a shift that the environment cannot have. ConfigError: an environment
+    without MuJoCo physics in JAX.
     """
     if not tolerance > 0.0:
         raise ValueError(f"--tolerance must be > 0, got {tolerance}")

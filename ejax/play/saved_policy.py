@@ -167,11 +167,8 @@ def _try_to_record(
 
 
 def chosen_checkpoint(directory: RunDirectory, which: str | None, command: str) -> Path:
-    """Find the checkpoint that ``which`` names, as ``RunDirectory.find`` takes it, or a path.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
+    """Find the checkpoint that ``which`` names, as ``RunDirectory.find`` takes it, or a path. CheckpointError: there is
+    none, or it is damaged."""
     if which in (None, "best", "latest"):
         return directory.find(which, lambda text: print(f"{command}: {text}", file=sys.stderr))
     verify_checkpoint(Path(which))

@@ -90,22 +90,19 @@ def play_episodes(
             continue
         row = jax.tree.map(lambda x: x[0], jax.device_get(made._replace(states=(), timestep=())))
         timestep = jax.device_get(made.timestep)
+        info = timestep.info
+        facts = {f"metrics/{name}": x for name, x in info.get("metrics", {}).items() if jnp.ndim(x) == 1}
+        if "success" in info and not np.isnan(info["success"]).any():
+            facts["success"] = info["success"]
         yield StepRecord(
             frames,
             reward=float(timestep.reward[0]),
             ended=bool((timestep.terminated | timestep.truncated)[0]),
             finite=bool(row.finite),
-            facts=_facts(timestep.info),
+            facts={name: float(x[0]) for name, x in facts.items()},
             obs=row.obs,
             action=row.action,
         )
-
-
-def _facts(info: Mapping[str, Any]) -> dict[str, float]:
-    facts = {f"metrics/{name}": x for name, x in info.get("metrics", {}).items() if jnp.ndim(x) == 1}
-    if "success" in info and not np.isnan(info["success"]).any():
-        facts["success"] = info["success"]
-    return {name: float(x[0]) for name, x in facts.items()}
 
 
 class PlayStats:
@@ -239,10 +236,7 @@ def add_velocity(state: PyTree, change: NDArray[np.float64]) -> PyTree:
     if not change.any():
         return state
 
-    def moved(physics: PhysicsState) -> PhysicsState:
-        return replace(physics, qvel=physics.qvel + change.astype(physics.qvel.dtype)[None])
-
-    return replace_parts(state, PhysicsState, moved)
+    return replace_parts(state, PhysicsState, lambda x: replace(x, qvel=x.qvel + change.astype(x.qvel.dtype)[None]))
 
 
 _SIZE = (640, 480)

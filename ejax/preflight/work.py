@@ -54,8 +54,10 @@ def count_work(jaxpr: ClosedJaxpr | Jaxpr) -> Work:
     work = Work()
     for equation in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
         name = equation.primitive.name
+        values = (each if isinstance(each, tuple | list) else [each] for each in equation.params.values())
+        programs = [each for value in values for each in value if isinstance(each, ClosedJaxpr | Jaxpr)]
         # scatter-add has a program for one element
-        inner = [] if name.startswith("scatter") else [count_work(each) for each in _inner(equation.params)]
+        inner = [] if name.startswith("scatter") else [count_work(each) for each in programs]
         if name == "cond":
             work.add(max(inner, key=lambda each: each.flops))
             continue
@@ -66,11 +68,6 @@ def count_work(jaxpr: ClosedJaxpr | Jaxpr) -> Work:
         if not inner:
             _add_operation(work, name, equation)
     return work
-
-
-def _inner(params: dict[str, Any]) -> list[ClosedJaxpr | Jaxpr]:
-    values = [each for value in params.values() for each in (value if isinstance(value, tuple | list) else [value])]
-    return [each for each in values if isinstance(each, ClosedJaxpr | Jaxpr)]
 
 
 def _add_operation(work: Work, name: str, equation: Any) -> None:

@@ -109,8 +109,6 @@ def _name(runs: Sequence[Run]) -> None:
             for run, name in zip(runs, names, strict=True):
                 run.name = f"{name}{own[run.path]}"
             return
-    for run in runs:
-        run.name = str(run.path)
 
 
 def _values(runs: Sequence[Run]) -> dict[Path, str]:
