@@ -175,7 +175,19 @@ def _population(config: RunConfig) -> Iterator[Problem]:
     population = config.population
     if population is None:
         return
-    yield from _one_program(config, population)
+    record, name = config.algorithm.record, config.algorithm.name
+    if record.learns_from == "demonstrations" or record.taught(config.algorithm.cfg) is not None:
+        text = f"{name} cannot train a population; use ppo, grpo, apg or shac, or"
+        yield Problem("population", f"{text} {SEPARATELY}")
+    if config.trainer.profile is not None:
+        yield Problem("trainer.profile", "traces a single run; leave it out, or name one member's config")
+    if population.exploit is not None:
+        if len(config.members) < 2:
+            yield Problem("population.exploit", "needs at least two members; set population.seeds to 2")
+        for key, values in population.vary.items():
+            if ".kwargs." in key or isinstance(values[0], tuple):
+                text = f"cannot multiply {key}, whose range is not known; leave it out of population, or exploit"
+                yield Problem("population.exploit", text)
     seen = set()
     for member in config.members:
         combination = tuple(member.values.items())  # members with other seeds only have the same problems
@@ -195,22 +207,6 @@ def _population(config: RunConfig) -> Iterator[Problem]:
                 # a program has numbers with a fraction as arrays; all else is compiled into it
                 text = f"got {short_repr(thaw(member.values[key]))}, which is not a number with a fraction (a whole one"
                 yield Problem(f"population.{key}", f"{text} decides shapes and loops); {SEPARATELY}")
-
-
-def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Problem]:
-    record, name = config.algorithm.record, config.algorithm.name
-    if record.learns_from == "demonstrations" or record.taught(config.algorithm.cfg) is not None:
-        text = f"{name} cannot train a population; use ppo, grpo, apg or shac, or"
-        yield Problem("population", f"{text} {SEPARATELY}")
-    if config.trainer.profile is not None:
-        yield Problem("trainer.profile", "traces a single run; leave it out, or name one member's config")
-    if population.exploit is not None:
-        if len(config.members) < 2:
-            yield Problem("population.exploit", "needs at least two members; set population.seeds to 2")
-        for key, values in population.vary.items():
-            if ".kwargs." in key or isinstance(values[0], tuple):
-                text = f"cannot multiply {key}, whose range is not known; leave it out of population, or exploit"
-                yield Problem("population.exploit", text)
 
 
 def _option(options: BaseModel, key: str) -> Any:

@@ -103,7 +103,10 @@ def _find_demonstrator(
         except (ImportError, AttributeError, UntrustedCodeError) as error:
             return None, {}, [Problem(f"action_config.{given[0]}", str(error))]
         taken = list(inspect.signature(plan).parameters)[:4]
-        expert = planned(_without_physics(env["id"]), plan, arguments, given[0])
+        own = resolve("env", env["id"])
+        takes_physics = "physics" in inspect.signature(own).parameters  # which an expert gives the environment
+        make = own if takes_physics else lambda physics=None, **cfg: own(**cfg)
+        expert = planned(make, plan, arguments, given[0])
         # a plan is carried out as it is
         return partial(ScriptedTask, expert), {"noise": 0.0}, argument_problems(plan, arguments, "action_config", taken)
     table = _TABLES["of_scenes" if env["id"] == MANAGER_ENV else "of_classes"]
@@ -117,14 +120,6 @@ def _find_demonstrator(
         for each in argument_problems(make, arguments, "action_config", _GIVEN)
     ]
     return make, arguments, problems
-
-
-def _without_physics(name: str) -> Callable[..., Any]:
-    """Return a maker of the environment that takes ``physics``, which an expert gives it."""
-    make = resolve("env", name)
-    if "physics" in inspect.signature(make).parameters:
-        return make
-    return lambda physics=None, **cfg: make(**cfg)
 
 
 def _instruction(data: Mapping[str, Any]) -> str | None:

@@ -167,18 +167,17 @@ def _algorithm(draft: Draft) -> Algorithm | None:
 def _move(draft: Draft, old: str, new: str) -> None:
     """Move a key. A value in both places is a problem, unless EmbodiChain reads the new one."""
     value, written = draft.pop(old), draft.key(old)
-    if draft.has(new) and old != "trainer.rollout_steps":
-        draft.problem(written, f"means the same as {draft.key(new)}, which is given too; keep one")
-    elif draft.has(new):
-        if value != draft.get(new):
-            text = f"no effect: {draft.key(new)}, which is given too, is {draft.get(new)}"
-            draft.note(written, text, "without effect")
-    else:
+    if not draft.has(new):
         try:
             draft.put(new, value)
         except TypeError as error:
             draft.problem(written, f"belongs to {new}, but {error}")
         draft.spelled[new] = written
+    elif old != "trainer.rollout_steps":
+        draft.problem(written, f"means the same as {draft.key(new)}, which is given too; keep one")
+    elif value != draft.get(new):
+        text = f"no effect: {draft.key(new)}, which is given too, is {draft.get(new)}"
+        draft.note(written, text, "without effect")
 
 
 def note_seed_spelling(draft: Draft) -> None:
@@ -263,26 +262,22 @@ def _canonicalize_events(draft: Draft, phase: Phase) -> None:
         (videos if isinstance(spec, dict) and spec.get("func") in RECORDERS else events)[name] = spec
     draft.put(section, events)  # not in place: a YAML alias can be both sections
     for name, spec in videos.items():
-        _canonicalize_video(draft, phase, f"{section}.{name}", spec)
-
-
-def _canonicalize_video(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) -> None:
-    params = spec.get("params") or {}
-    known = not spec.keys() - {"func", "mode", "params", "interval_step"} and isinstance(params, dict)
-    if not known or spec.get("mode", "interval") != "interval":
-        draft.problem(key, f"got {short_repr(spec)}; must be {{func, mode: interval, interval_step, params}}")
-        return
-    if "fps" in params:
-        text = "no effect: a video plays as fast as what it shows; interval_step says how much of it"
-        draft.note(f"{key}.params.fps", text, "without effect")
-        params = {name: value for name, value in params.items() if name != "fps"}
-    cameras = draft.get("trainer.cameras") or []
-    camera = f"trainer.cameras.{len(cameras)}"
-    draft.spelled |= {camera: f"{key}.params", f"{camera}.interval_step": f"{key}.interval_step"}
-    spec = {**params, "phase": phase, "interval_step": spec.get("interval_step", 1)}
-    draft.put("trainer.cameras", [*cameras, spec])
-    if phase == "eval" and not draft.get("trainer.enable_eval"):
-        draft.note(key, "records nothing: trainer.enable_eval is not true", "without effect")
+        key, params = f"{section}.{name}", spec.get("params") or {}
+        known = not spec.keys() - {"func", "mode", "params", "interval_step"} and isinstance(params, dict)
+        if not known or spec.get("mode", "interval") != "interval":
+            draft.problem(key, f"got {short_repr(spec)}; must be {{func, mode: interval, interval_step, params}}")
+            continue
+        if "fps" in params:
+            text = "no effect: a video plays as fast as what it shows; interval_step says how much of it"
+            draft.note(f"{key}.params.fps", text, "without effect")
+            params = {name: value for name, value in params.items() if name != "fps"}
+        cameras = draft.get("trainer.cameras") or []
+        camera = f"trainer.cameras.{len(cameras)}"
+        draft.spelled |= {camera: f"{key}.params", f"{camera}.interval_step": f"{key}.interval_step"}
+        made = {**params, "phase": phase, "interval_step": spec.get("interval_step", 1)}
+        draft.put("trainer.cameras", [*cameras, made])
+        if phase == "eval" and not draft.get("trainer.enable_eval"):
+            draft.note(key, "records nothing: trainer.enable_eval is not true", "without effect")
 
 
 def fill_defaults(draft: Draft) -> None:
