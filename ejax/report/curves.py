@@ -94,7 +94,15 @@ class CurveGroup:
 
 
 def groups_of(runs: Sequence[Run]) -> list[CurveGroup]:
-    grouped = same_but_seed(runs)
+    """Group runs that differ in seeds and names only, in their order. Members that copied each other differ."""
+    grouped: list[list[Run]] = []
+    for run in runs:
+        for group in grouped:
+            if not run.exploits and not _swept([group[0], run]):
+                group.append(run)
+                break
+        else:
+            grouped.append([run])
     keys = _swept([group[0] for group in grouped])
     names = [run.name for run in runs]
     groups = []
@@ -114,7 +122,8 @@ def groups_of(runs: Sequence[Run]) -> list[CurveGroup]:
 
 
 def _swept(runs: Sequence[Run]) -> list[tuple[str, tuple[Any, ...]]]:
-    return [(key, values) for key, values in differing([run.config for run in runs]) if computing(key)]
+    """List the keys that decide what runs compute, and in which they differ, with each one's value."""
+    return [(key, values) for key, values in differing([run.config for run in runs]) if key not in _SEEDS | NAMES]
 
 
 def sweep(groups: Sequence[CurveGroup]) -> str:
@@ -215,20 +224,3 @@ def differing(configs: Sequence[Any], path: str = "") -> list[tuple[str, tuple[A
             for found in differing([config.get(name, MISSING) for config in configs], f"{path}.{name}".lstrip("."))
         ]
     return [] if all(config == configs[0] for config in configs) else [(path, tuple(configs))]
-
-
-def computing(key: str) -> bool:
-    return key not in _SEEDS | NAMES
-
-
-def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    """Group runs that differ in seeds and names only, in their order. Members that copied each other differ."""
-    groups: list[list[Run]] = []
-    for run in runs:
-        for group in groups:
-            if not run.exploits and not any(computing(key) for key, _ in differing([group[0].config, run.config])):
-                group.append(run)
-                break
-        else:
-            groups.append([run])
-    return groups

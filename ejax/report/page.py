@@ -260,17 +260,13 @@ def _counterfactual(runs: Sequence[Run]) -> str:
 
 
 def _gait(runs: Sequence[Run]) -> str:
+    rows, drawn = [], []
     found = [(run.name, facts) for run in runs for facts in run.evaluations.values() if facts.get("gait")]
-    names = [(escape(name), escape(Path(facts["checkpoint"]).name)) for name, facts in found]
-    cards = [facts["gait"] for _, facts in found]
-    rows = [
-        [*name, *(number_cell(card["summary"].get(column)) for column in COLUMNS)]
-        for name, card in zip(names, cards, strict=True)
-    ]
-    drawn = [
-        f"<details{' open' * (len(cards) == 1)}><summary>{run}, {checkpoint}</summary>{gait_figures(card)}</details>"
-        for (run, checkpoint), card in zip(names, cards, strict=True)
-    ]
+    for name, facts in found:
+        names, card = (escape(name), escape(Path(facts["checkpoint"]).name)), facts["gait"]
+        rows.append([*names, *(number_cell(card["summary"].get(column)) for column in COLUMNS)])
+        is_open, summary = " open" * (len(found) == 1), f"<summary>{', '.join(names)}</summary>"
+        drawn.append(f"<details{is_open}>{summary}{gait_figures(card)}</details>")
     return _section("gait", rows) + "".join(drawn)
 
 
@@ -313,8 +309,7 @@ def _videos(runs: Sequence[Run], folder: Path) -> str:
 
 
 def _environment(runs: Sequence[Run]) -> str:
-    facts = [_environment_of(run) for run in runs]
-    rows = []
+    facts, rows = [_environment_of(run) for run in runs], []
     for key in dict.fromkeys(key for each in facts for key in each):
         values = [each.get(key, MISSING) for each in facts]
         # one wide cell where all runs agree: what differs stands out
