@@ -25,6 +25,7 @@ from ejax.experts.planned import KEYS, planned
 from ejax.experts.task import ScriptedTask
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
+from ejax.schema.paths import find
 from ejax.schema.plain_files import expanded
 from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.registry import import_entry, resolve
@@ -124,10 +125,9 @@ def _find_demonstrator(
 
 def _instruction(data: Mapping[str, Any]) -> str | None:
     """Return EmbodiChain's instruction of a data set: that of the first of ``env.dataset`` which has one."""
-    dataset = (data.get("env") or {}).get("dataset")
+    dataset = find(data, "env.dataset", ".", None)
     for entry in dataset.values() if isinstance(dataset, Mapping) else ():
-        params = entry.get("params") if isinstance(entry, Mapping) else None
-        instruction = params.get("instruction") if isinstance(params, Mapping) else None
+        instruction = find(entry, "params.instruction", ".", None)
         text = instruction.get("lang") if isinstance(instruction, Mapping) else instruction
         if isinstance(text, str) and text:
             return text
