@@ -233,13 +233,11 @@ def read_demonstrations_file(draft: Draft) -> None:
     if not isinstance(name, str):
         return
     expected = [folder / name for folder in (draft.folder, Path.cwd()) if folder is not None]
-    file = next(filter(is_file, expected), None)
-    draft.pop("data.engine.gym_config")
-    if file is None:
-        looked = " and ".join(str(path.absolute()) for path in expected)
-        draft.problem("data.engine.gym_config", f"there is no '{name}'; looked for {looked}")
-    else:
+    if file := next(filter(is_file, expected), None):
         draft.put("data.engine.gym_config", read_file(file))
+    else:
+        looked = " and ".join(str(path.absolute()) for path in expected)
+        draft.reject("data.engine.gym_config", f"there is no '{name}'; looked for {looked}")
 
 
 def _may_stand_beside(draft: Draft) -> bool:

@@ -7,17 +7,17 @@ from contextlib import suppress
 from functools import reduce
 from typing import Any
 
-from flax.core import FrozenDict
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ejax.algorithms.demonstrations import SECTION, DemonstrationConfig
 from ejax.algorithms.record import RunShape
 from ejax.config.data import DataConfig, data_problems, task_problems
 from ejax.config.models import AlgorithmConfig, EnvConfig, PolicyConfig, TrainerConfig
-from ejax.config.population import OPTIONS, SEPARATELY, Member, PopulationConfig, members_of, with_member
+from ejax.config.population import SEPARATELY, Member, PopulationConfig, members_of, with_member
 from ejax.policies.record import section_problems
 from ejax.schema.frozen import StrictModel, thaw
 from ejax.schema.messages import short_repr
+from ejax.schema.paths import find
 from ejax.schema.problems import ConfigError, KeyNote, Problem
 from ejax.schema.registry import DEMONSTRATORS
 from ejax.schema.values import INT32_MAX, number_problems
@@ -202,20 +202,14 @@ def _population(config: RunConfig) -> Iterator[Problem]:
             shown = ", ".join(f"{key}={short_repr(thaw(value))}" for key, value in member.values.items())
             yield Problem("population", f"{shown} is not a config: {reasons}")
             continue
+        tree = own.to_dict()
         for key in member.values:
-            if not _varies(_option(own.algorithm.cfg, key)):
+            if not _varies(find(tree, key)):
                 # a program has numbers with a fraction as arrays; all else is compiled into it
                 text = f"got {short_repr(thaw(member.values[key]))}, which is not a number with a fraction (a whole one"
                 yield Problem(f"population.{key}", f"{text} decides shapes and loops); {SEPARATELY}")
 
 
-def _option(options: BaseModel, key: str) -> Any:
-    node: Any = options
-    for name in key.removeprefix(OPTIONS).split("."):
-        node = node[name] if isinstance(node, FrozenDict) else getattr(node, name)
-    return node
-
-
 def _varies(value: Any) -> bool:
     """Return whether a program can have an option as an array: a number with a fraction, or some."""
-    return isinstance(value, float) or (isinstance(value, tuple) and bool(value) and all(map(_varies, value)))
+    return isinstance(value, float) or (isinstance(value, list) and bool(value) and all(map(_varies, value)))

@@ -13,7 +13,7 @@ from ejax.config.embodichain.spellings import LOGARITHMS, canonical_key
 from ejax.config.environment import action_problems, env_problems
 from ejax.config.files import read_file
 from ejax.config.load import device_problems, read_draft
-from ejax.config.models import EnvConfig, PolicyConfig
+from ejax.config.models import EnvConfig
 from ejax.config.shipped import find_config
 from ejax.schema.messages import MAX_VALUE_CHARS, shorten
 from ejax.schema.paths import leaves, part_names
@@ -59,30 +59,23 @@ def _check_train_config(draft: Draft, data: dict[str, Any]) -> list[KeyNote]:
             draft.note(key, text)
         for key, text in action_problems(config.env, config.policy, config.algorithm.record, builds=True):
             draft.problem(key, text)
-        for text in _weights_problems(config.policy):
-            draft.problem("policy.vla_config.model_path", text)
-        draft.note("policy.name", f"ejax export writes {config.policy.record.exported_to}")
+        policy, vla = config.policy, config.policy.vla_config
+        if vla is not None and vla.model_path is not None and vla.model_class is None:
+            from ejax.policies.pretrained.weights import WeightsError, find_weights  # here: most configs have none
+            from ejax.policies.vla.lerobot_folder import Kind, folder_kind, read_spec
+
+            try:
+                kind = next((name for name in get_args(Kind) if name == policy.name), folder_kind(vla.model_path))
+                find_weights(vla.model_path) if kind is None else read_spec(kind, vla.model_path)
+            except (WeightsError, OSError) as error:
+                draft.problem("policy.vla_config.model_path", str(error))
+        draft.note("policy.name", f"ejax export writes {policy.record.exported_to}")
     known = {  # a note on an override holds for the file's key too, a problem does not
         note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
         for note in draft.report.notes
     }
     keys = part_names(path for path, _ in leaves(data))
     return [_judge(key, known, _CANONICALIZED.get(key, canonical_key(key))) for key in keys if key]
-
-
-def _weights_problems(policy: PolicyConfig) -> Iterator[str]:
-    """Find why weights of ``vla_config`` cannot be read, if there are any."""
-    vla = policy.vla_config
-    if vla is None or vla.model_path is None or vla.model_class is not None:
-        return
-    from ejax.policies.pretrained.weights import WeightsError, find_weights  # here: most configs have none
-    from ejax.policies.vla.lerobot_folder import Kind, folder_kind, read_spec
-
-    try:
-        kind = next((name for name in get_args(Kind) if name == policy.name), folder_kind(vla.model_path))
-        find_weights(vla.model_path) if kind is None else read_spec(kind, vla.model_path)
-    except (WeightsError, OSError) as error:
-        yield str(error)
 
 
 def verdict_table(notes: Sequence[KeyNote]) -> str:
