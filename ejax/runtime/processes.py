@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -40,39 +39,33 @@ class RescueCall(ProcessesError):
     """Another process hangs, and saves the last state, of which this one has to write its part."""
 
 
-@dataclass(frozen=True)
-class Address:
-    """The place where the processes find each other, and this one's number. None: the scheduler knows it."""
-
-    coordinator: str | None = None  # host:port of process 0
-    num_processes: int | None = None
-    process_id: int | None = None
-
-
-def join_group(address: Address, *, timeout_s: int = 300) -> None:
-    """Join the other processes: named by ``address``, or found by JAX with SLURM, OpenMPI or Kubernetes.
+def join_group(
+    coordinator: str | None, num_processes: int | None, process_id: int | None, *, timeout_s: int = 300
+) -> None:
+    """Join the other processes, at the host:port of process 0; None: as JAX finds it with SLURM, OpenMPI or Kubernetes.
 
     Call it before JAX looks for devices; without others it does nothing. ConfigError: an address that is none.
     ProcessesError: they are not all there in time, or the address is not complete.
     """
-    indexed_job = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
-    named = address != Address() or indexed_job or "JAX_COORDINATOR_ADDRESS" in os.environ
-    if jax.distributed.is_initialized() or not (named or _is_one_of_several(_FOUND_BY_JAX)):
+    if jax.distributed.is_initialized():
         return
-    host, _, port = (address.coordinator or "scheduler:1").rpartition(":")
+    address = coordinator, num_processes, process_id
+    if address == (None, None, None) and _is_one_of_several(_FOUND_BY_JAX) is None:
+        indexed_job = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
+        if not indexed_job and "JAX_COORDINATOR_ADDRESS" not in os.environ:
+            return
+    host, _, port = (coordinator or "scheduler:1").rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
-        text = f"got the coordinator '{address.coordinator}', which is not a HOST:PORT with a port of 1 to 65535"
+        text = f"got the coordinator '{coordinator}', which is not a HOST:PORT with a port of 1 to 65535"
         raise ConfigError([], f"{text}; {JOIN}, as in host0:12345")
-    number = "" if address.process_id is None else f", process {address.process_id}"
-    who = f"{address.coordinator or 'a coordinator that is not named'}{number}"
+    number = "" if process_id is None else f", process {process_id}"
+    who = f"{coordinator or 'a coordinator that is not named'}{number}"
     failures: list[Exception] = []
 
     def connect() -> None:
         try:
             jax.distributed.initialize(
-                address.coordinator,
-                address.num_processes,
-                address.process_id,
+                *address,
                 initialization_timeout=timeout_s + 600,  # long after this one: XLA would abort the process
                 heartbeat_timeout_seconds=_DEAD_AFTER_S,
                 shutdown_timeout_seconds=_DEAD_AFTER_S,

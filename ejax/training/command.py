@@ -11,7 +11,7 @@ from ejax.config.run_config import idle_notes
 from ejax.logs.console import summary, what_moved
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import refused
-from ejax.runtime.processes import Address, ProcessesError, join_group
+from ejax.runtime.processes import ProcessesError, join_group
 from ejax.runtime.sharding import is_main_process
 from ejax.schema.messages import duration, explain, number
 from ejax.schema.registry import Kind, names
@@ -61,10 +61,10 @@ def load(args: argparse.Namespace) -> RunConfig:
         # as an override, so that the config says what was run
         args.overrides.append(f"trainer.distributed={str(args.distributed).lower()}")
     config = load_config(file, args.overrides, device=args.device)
-    address = Address(args.coordinator, args.num_processes, args.process_id)
+    address = args.coordinator, args.num_processes, args.process_id
     if config.trainer.distributed:
-        join_group(address)  # before JAX looks for devices
-    elif address != Address():
+        join_group(*address)  # before JAX looks for devices
+    elif address != (None, None, None):
         text = (
             "got false, but the address of other processes is given, with which it would not train; add --distributed"
         )

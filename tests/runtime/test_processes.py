@@ -25,7 +25,7 @@ from tiny import tiny
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.runtime import processes
-from ejax.runtime.processes import Address, Group, ProcessesError, RescueCall, failing_together, join_group, unjoined
+from ejax.runtime.processes import Group, ProcessesError, RescueCall, failing_together, join_group, unjoined
 from ejax.runtime.sharding import exchange, is_main_process, process_count
 from ejax.store.arrays import read_arrays
 from ejax.train import main
@@ -37,7 +37,7 @@ TINY = tiny(num_envs=2, buffer_size=4, num_eval_episodes=2, console=True, ppo={"
 
 def test_a_process_alone_leads_and_has_nobody_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    join_group(Address())
+    join_group(None, None, None)
     assert (process_count(), is_main_process(), unjoined()) == (1, True, None)
 
 
@@ -58,7 +58,7 @@ def test_an_address_that_is_not_complete_is_refused() -> None:
         ProcessesError,
         match=r"cannot join .*localhost:1.*; start each with .* --coordinator HOST:PORT --num-processes N",
     ):
-        join_group(Address(coordinator="localhost:1"))
+        join_group("localhost:1", None, None)
 
 
 @pytest.mark.parametrize("coordinator", ["nonsense", "127.0.0.1:99999", "127.0.0.1:0", ":12345", "host:", "host:1e3"])
@@ -79,8 +79,7 @@ def test_a_process_whose_others_do_not_come_says_so_and_waits_for_a_limited_time
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = f"127.0.0.1:{free.getsockname()[1]}"
-    address = f"Address('{where}', 2, {process})"
-    code = f"from ejax.runtime.processes import Address, join_group; join_group({address}, timeout_s=1)"
+    code = f"from ejax.runtime.processes import join_group; join_group('{where}', 2, {process}, timeout_s=1)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert done.stdout == f"[processes] waiting for the others at {where}, process {process}, for at most 1 s\n"
@@ -98,11 +97,11 @@ def test_a_process_whose_others_do_not_come_says_so_and_waits_for_a_limited_time
 def test_jax_is_asked_for_processes_that_a_scheduler_started(monkeypatch: pytest.MonkeyPatch, variables: dict) -> None:
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr("jax.distributed.initialize", lambda *address, **options: asked.append(address))
-    join_group(Address())
+    join_group(None, None, None)
     assert not asked
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    join_group(Address())
+    join_group(None, None, None)
     assert asked == [(None, None, None)]
 
 
