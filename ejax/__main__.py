@@ -13,7 +13,7 @@ GROUPS = {
         "pretrain": ("ejax.train", "clone the behaviour of demonstrations"),
         "distill": ("ejax.train", "train a student policy to act like a teacher"),
         "configs": ("ejax.config.shipped", "list the configs that come with ejax, or copy one to edit"),
-        "check": ("ejax.check", "check a robot's file, its units and actuators; try your task"),
+        "check": ("ejax.preflight.check", "check a robot's file, its units and actuators; try your task"),
         "config": ("ejax.config.__main__", "check a config file, or print the schema"),
         "preflight": ("ejax.preflight.__main__", "compile a config for GPUs that you do not have: memory and work"),
     },
@@ -21,7 +21,7 @@ GROUPS = {
         "play": ("ejax.play.__main__", "watch a policy in MuJoCo's viewer or a video; command and push it"),
         "evaluate": ("ejax.evaluate", "evaluate a policy: metrics, video, other engines and physics"),
         "report": ("ejax.report.__main__", "write an HTML page about runs: curves, tables, videos"),
-        "replay": ("ejax.replay", "play a quarantined episode again"),
+        "replay": ("ejax.play.replay", "play a quarantined episode again"),
     },
     "Leave": {
         "export": ("interop.export", "export a policy to torch, ONNX or StableHLO, verified"),

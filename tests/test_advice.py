@@ -158,7 +158,7 @@ def test_wrong_advice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for advice, wrong in (
         ("run with --device cpu", "interop.export"),
         ("use ejax train --device cpu", None),
-        ("use ejax replay --device cpu", "ejax.replay"),
+        ("use ejax replay --device cpu", "ejax.play.replay"),
         ("pass --odd", "ejax.train"),
         ("docker run --shm-size 1g", None),
     ):
@@ -174,7 +174,7 @@ def test_commands_are_found_with_their_options() -> None:
     assert {
         "ejax.train",
         "ejax.evaluate",
-        "ejax.replay",
+        "ejax.play.replay",
         "ejax.data.record",
     } < commands
     assert {"interop.export", "interop.verify", "interop.embodichain"} < commands

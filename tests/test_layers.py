@@ -20,7 +20,7 @@ LAYERS = [
     ["config"],
     ["logs", "store", "training"],
     ["run", "trainer", "learner", "population", "play", "report", "preflight"],
-    ["train", "evaluate", "replay", "check", "__main__"],
+    ["train", "evaluate", "__main__"],
 ]
 """Folders and public modules: each imports from its own row and from those above it in this list. ``data`` has a
 stricter rule, below; ``schema.registry`` names what is above it as text, and imports it when called."""

@@ -10,8 +10,9 @@ from case_tables import cases
 from commands import command_main
 from tiny import tiny
 
+from ejax.__main__ import COMMANDS
 from ejax.config import parse_config
-from ejax.replay import main as replay
+from ejax.play.replay import main as replay
 from ejax.run import train
 
 BIG = "99999999999999999999"
@@ -31,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> str:
     """Return the line by which a command refuses its arguments."""
     try:
-        code = command_main(f"ejax.{command}")(list(words))
+        code = command_main(COMMANDS[command][0])(list(words))
     except SystemExit as exit:  # argparse's
         code = exit.code
     told = capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""Preflight: a config's programs compiled for GPUs that are not here, and counted. Nothing runs."""
+"""Preflight: robots and tasks are checked, and a config's programs compiled for GPUs that are not here and counted."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from case_tables import cases
 
-from ejax.check import main
 from ejax.envs.task.inspection import inspect_model
+from ejax.preflight.check import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = """<mujoco><compiler angle="radian" autolimits="true"/>

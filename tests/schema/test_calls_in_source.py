@@ -55,7 +55,7 @@ READS = {
     ("ejax/schema/plain_files.py", "os.open"): _READER,
     ("ejax/schema/tables.py", "Path(module).with_suffix('.toml').read_text"): _SHIPPED,
     ("ejax/schema/writing.py", "os.open"): _READER,
-    ("ejax/replay.py", "np.load"): "of what open_plain has opened",
+    ("ejax/play/replay.py", "np.load"): "of what open_plain has opened",
     ("ejax/report/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,
     ("ejax/training/trace_shares.py", "jax.profiler.ProfileData.from_file"): _OURS,
     ("ejax/store/run_lock.py", "Path(f'/proc/{pid}/stat').read_text"): _KERNEL,

@@ -28,9 +28,9 @@ from ejax.envs.host.calls import EnvAbandoned, EnvOverdue, HostEnvError, call_en
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.play.acting import load
+from ejax.play.replay import main as replay
 from ejax.play.saved_policy import evaluate_run
 from ejax.play.show import Viewer, play_run
-from ejax.replay import main as replay
 from ejax.run import train
 from ejax.runtime.process_exit import interruptible
 from ejax.training.watchdog import Watchdog
@@ -282,7 +282,7 @@ def test_an_environment_that_hangs_while_it_is_made_is_named_by_whatever_makes_i
     train(run_config, run_dir=run)
     recipe = {"recipe": run_config.env.model_dump(mode="json"), "seed": 1, "seeded": True, "complete": True}
     np.savez(tmp_path / "episode.npz", facts=json.dumps(recipe), actions=np.zeros((1, 1), np.float32))
-    monkeypatch.setattr("ejax.replay.CollectorConfig", partial(CollectorConfig, env_timeout_s=1.0))
+    monkeypatch.setattr("ejax.play.replay.CollectorConfig", partial(CollectorConfig, env_timeout_s=1.0))
     replayed: list[int] = []
     uses: dict[str, Callable[[], object]] = {
         "train": lambda: train(run_config, run_dir=tmp_path / "other"),
