@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 from numpy.typing import NDArray
 
 from ejax.algorithms import grpo, ppo, sac
-from ejax.algorithms.lookup import find_algorithm
+from ejax.algorithms.record import find_algorithm
 from ejax.collectors.stateful import BaseAlgorithm
 from ejax.schema.messages import did_you_mean
 from ejax.schema.problems import ConfigError, Problem

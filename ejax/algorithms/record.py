@@ -148,3 +148,16 @@ class Algorithm:
     def __post_init__(self) -> None:
         if self.update is None and self.make_step is None and self.with_teacher is None:
             raise ValueError("an Algorithm needs update, make_step, or both; got neither")
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """Find the record of a registered name, or of ``package.module:ALGORITHM``. ValueError: it is not a record.
+    Raises ImportError, UnknownNameError or UntrustedCodeError as ``ejax.schema.registry.resolve``."""
+    from ejax.schema.registry import resolve  # who calls an update needs no names
+
+    found = resolve("algorithm", name)
+    record = getattr(found, "record", found)  # of a class of ``ejax.collectors.stateful``
+    if not isinstance(record, Algorithm):
+        text = "name the record that its file ends in, such as package.module:ALGORITHM"
+        raise ValueError(f"'{name}' is a {type(found).__name__}, not an ejax.algorithms.record.Algorithm: {text}")
+    return record

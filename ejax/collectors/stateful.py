@@ -15,8 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ejax.algorithms.lookup import find_algorithm
-from ejax.algorithms.record import Algorithm, RunShape
+from ejax.algorithms.record import Algorithm, RunShape, find_algorithm
 from ejax.algorithms.step import init_host_run_state, step_metrics
 from ejax.collectors.collect import StepCallback, collect_rollout
 from ejax.policies.heads import acting_problems, uses_dropout

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from ejax.algorithms.lookup import find_algorithm
+from ejax.algorithms.record import find_algorithm
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import did_you_mean, short_repr

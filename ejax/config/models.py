@@ -28,8 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from ejax.algorithms.lookup import find_algorithm
-from ejax.algorithms.record import Algorithm
+from ejax.algorithms.record import Algorithm, find_algorithm
 from ejax.config.collector import CollectorConfig
 from ejax.envs.randomization.names import KINDS, modes_of
 from ejax.policies.memory_config import MemoryConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ejax.algorithms.lookup import find_algorithm
+from ejax.algorithms.record import find_algorithm
 from ejax.config.embodichain.spellings import COMPAT, MOVED, TABLES, WITHOUT_EFFECT
 from ejax.config.run_config import RunConfig
 from ejax.schema.configclass import ConfigClass

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from ejax.algorithms.lookup import find_algorithm
+from ejax.algorithms.record import find_algorithm
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.logs.json_records import FactsError

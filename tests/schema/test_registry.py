@@ -14,8 +14,7 @@ from case_tables import cases, refused
 from helpers.small_configs import make
 
 from ejax.algorithms import ppo
-from ejax.algorithms.lookup import find_algorithm
-from ejax.algorithms.record import Algorithm
+from ejax.algorithms.record import Algorithm, find_algorithm
 from ejax.config import ConfigError, Problem
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.tasks.mujoco_task import MuJoCoTask

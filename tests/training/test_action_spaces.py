@@ -14,7 +14,7 @@ import pytest
 from case_tables import cases
 from gymnasium import spaces
 
-from ejax.algorithms.lookup import find_algorithm
+from ejax.algorithms.record import find_algorithm
 from ejax.config import ConfigError, parse_config
 from ejax.config.embodichain.check import check
 from ejax.config.schema import schema_text

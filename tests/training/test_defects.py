@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from shipped import load_shipped
 from tiny import NUM_ENVS, STEPS, tiny
 
-from ejax.algorithms.lookup import find_algorithm
 from ejax.algorithms.ppo import PPOConfig, ppo_update
+from ejax.algorithms.record import find_algorithm
 from ejax.algorithms.step import make_rollout_step
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import Normal

@@ -13,9 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ejax.algorithms import lookup
-from ejax.algorithms.lookup import find_algorithm
-from ejax.algorithms.record import Algorithm
+from ejax import algorithms
+from ejax.algorithms.record import Algorithm, find_algorithm
 from ejax.config.embodichain.draft import Draft
 from ejax.config.models import MAX_NAME_BYTES, unwrapped_env
 from ejax.data.engine_config import OF_EMBODICHAIN_ONLY, OnlineDataEngineCfg, embodichain_field
@@ -29,7 +28,7 @@ from ejax.types import PHASES, Phase
 
 TABLES = tables_beside(__file__)
 # the table alone: the options themselves bring the algorithms' code
-_OF_OPTIONS = tables_beside(lookup.__file__.replace("lookup", "options"))
+_OF_OPTIONS = tables_beside(algorithms.__file__.replace("__init__", "options"))
 MOVED: dict[str, str] = (
     TABLES["moved"]
     | {f"algorithm.cfg.{old}": f"algorithm.cfg.{new}" for old, new in _OF_OPTIONS["moved"].items()}
