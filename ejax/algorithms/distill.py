@@ -23,12 +23,11 @@ from flax import struct
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from ejax.algorithms.batch import apply_to_batch, make_batch
-from ejax.algorithms.committee import seen_by
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape, Teacher
 from ejax.algorithms.sgd import Batch, sgd_epochs
 from ejax.algorithms.step import RunState, Step, finish
-from ejax.algorithms.taught import TeacherState, imitation_terms, make_teacher_state
+from ejax.algorithms.taught import TeacherState, imitation_terms, make_teacher_state, seen_by
 from ejax.algorithms.teaching import TeachersConfig, teacher_problems
 from ejax.losses import weighted_sums
 from ejax.optim import bind_schedule, get_learning_rate, step_schedule

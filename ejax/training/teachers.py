@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ejax.algorithms.committee import Committee, distribution_form, seen_by
 from ejax.algorithms.record import Teacher
 from ejax.algorithms.step import RunState
+from ejax.algorithms.taught import Committee, distribution_form, seen_by
 from ejax.algorithms.teaching import Responsibility, TeacherConfig
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.environment import paths

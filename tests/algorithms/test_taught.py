@@ -15,10 +15,9 @@ from case_tables import cases, refused
 from test_distill import GRU, NETWORK, PART, Counts, config_of, make_run, refusal, state_of
 from tiny import GRPO, NUM_ENVS, NUM_STEPS, tiny
 
-from ejax.algorithms.committee import Committee
 from ejax.algorithms.ppo import ALGORITHM, PPOConfig, ppo_loss
 from ejax.algorithms.record import ResetPolicy, Teacher
-from ejax.algorithms.taught import TeacherState, distillation_coef, taught_update
+from ejax.algorithms.taught import Committee, TeacherState, distillation_coef, taught_update
 from ejax.algorithms.teaching import DistillationConfig, Responsibility
 from ejax.config import parse_config
 from ejax.distributions import Normal
