@@ -163,8 +163,11 @@ def bc_loss(params: Params, batch: Batch, *, policy: Policy, config: BCConfig) -
         text = f"loss '{config.loss}' does not fit this policy's distribution"
         raise ValueError(f"{text}; set algorithm.cfg.loss to {'flow' if is_flow else 'nll or mse'}")
     if continuous:
-        each = action.shape[-1]
-        size = _chunk_size(distribution.spec.taught_size if is_flow else distribution.mode().shape[-1], each)
+        each, width = action.shape[-1], distribution.spec.taught_size if is_flow else distribution.mode().shape[-1]
+        if width % each:
+            text = f"the policy has actions of {width} numbers, which is not a multiple of the demonstrations' {each}"
+            raise ValueError(text)
+        size = width // each
         target, known = chunk_targets(action, size, frame, loss_mask)
     else:
         target = _at(action, frame)
@@ -191,22 +194,20 @@ def bc_loss(params: Params, batch: Batch, *, policy: Policy, config: BCConfig) -
     return loss, jax.lax.stop_gradient(metrics)
 
 
-def _chunk_size(width: int, each: int) -> int:
-    if width % each:
-        text = f"the policy has actions of {width} numbers, which is not a multiple of the demonstrations' {each}"
-        raise ValueError(text)
-    return width // each
-
-
 def _shares(batch: Batch, known: Array) -> tuple[Array, Array]:
     """Share the weight of each window [B] among the single actions that are ``known`` [B, F, K]."""
     num_rows, num_frames = batch["action"].shape[:2]
-    if "loss_mask" not in batch:
-        weight = batch.get("weight", jnp.full(num_rows, 1.0 / num_rows))
-        return weight, weight[:, None, None] * known / _num_known(known, batch.get("frame"), num_frames)
-    num_taught = known.sum(axis=(1, 2))
-    weight = batch.get("weight", num_taught / jnp.maximum(num_taught.sum(), 1.0))
-    return weight, weight[:, None, None] * known / jnp.maximum(num_taught, 1.0)[:, None, None]
+    if "loss_mask" in batch:
+        num_taught = known.sum(axis=(1, 2))
+        weight = batch.get("weight", num_taught / jnp.maximum(num_taught.sum(), 1.0))
+        return weight, weight[:, None, None] * known / jnp.maximum(num_taught, 1.0)[:, None, None]
+    weight = batch.get("weight", jnp.full(num_rows, 1.0 / num_rows))
+    if "frame" in batch:  # on average over the frames that may be drawn besides the first
+        left = np.minimum(known.shape[2], num_frames - np.arange(num_frames))
+        num_known: Array | float = float(left[0] + (known.shape[1] - 1) * left[1:].mean())
+    else:
+        num_known = known[0].sum()
+    return weight, weight[:, None, None] * known / num_known
 
 
 def _taught(rows: Batch) -> Array | None:
@@ -259,14 +260,6 @@ def _in_windows(
     memory = policy.init_memory(num_windows)
     distribution = policy.apply(params, steps.pop("obs"), memory=memory, first=first, **steps)[0]
     return jax.tree.map(lambda x: x.swapaxes(0, 1), distribution), {}
-
-
-def _num_known(known: Array, frame: Array | None, num_frames: int) -> Array | float:
-    """Count the actions that a window teaches, on average over the frames that may be drawn besides the first."""
-    if frame is None:
-        return known[0].sum()
-    left = np.minimum(known.shape[2], num_frames - np.arange(num_frames))
-    return float(left[0] + (known.shape[1] - 1) * left[1:].mean())
 
 
 def chunk_targets(
