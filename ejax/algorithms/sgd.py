@@ -1,5 +1,6 @@
 """Epochs of minibatch gradient steps over a flat batch: the part that the updates of all algorithms share."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -71,18 +72,21 @@ def sgd_epochs(
     Raises:
         ValueError: arrays of different numbers of rows.
     """
-    num_rows = _count_rows(batch)
-    size = min(minibatches.batch_size, num_rows)
     key, key_rows = jax.random.split(key) if keyed else (key, None)
-    orders, counts = _orders(key, num_rows, size, minibatches)
+    orders, counts = _orders(key, batch, minibatches)
     keys = None if key_rows is None else jax.random.split(key_rows, counts.shape)
 
-    grad = _gradient(loss)
+    def loss_of_trained(trained: PyTree, params: Params, minibatch: Batch) -> tuple[Array, Metrics]:
+        value, metrics = loss({**params, "params": trained}, minibatch)
+        return value, metrics | {"loss": value}
+
+    grad: Grad = jax.jit(jax.grad(loss_of_trained, has_aux=True))  # jitted: it is traced once for both forms
     step = partial(
         _minibatch_step, optimizer=optimizer, minibatches=minibatches, prepare=prepare, adapt_rate=adapt_rate
     )
     scan = partial(_scan_minibatches, step=step, stop=stop, gradient=grad)
     trained = state.params["params"]
+    size = math.prod(orders.shape[2:])
     rows = _rows_in_cache(trained, size)
     in_cache = grad if rows == size else _in_chunks(grad, rows, skip_weightless="mask" in batch)
     # only an optimizer that treats each number separately may be given all of them in one vector
@@ -156,20 +160,13 @@ def _minibatch_step(
     return (state, stopped), pack_rows({name: x.astype(jnp.float32)[None] for name, x in metrics.items()})
 
 
-def _gradient(loss: Loss) -> Grad:
-    """Make the gradient of a loss, jitted, so that it is traced once for both forms."""
-
-    def loss_of_trained(trained: PyTree, params: Params, minibatch: Batch) -> tuple[Array, Metrics]:
-        value, metrics = loss({**params, "params": trained}, minibatch)
-        return value, metrics | {"loss": value}
-
-    grad: Grad = jax.jit(jax.grad(loss_of_trained, has_aux=True))
-    return grad
-
-
-def _orders(key: Key, num_rows: int, size: int, minibatches: MinibatchConfig) -> tuple[Array, Array]:
+def _orders(key: Key, batch: Batch, minibatches: MinibatchConfig) -> tuple[Array, Array]:
     """Draw the rows of each minibatch, [epochs, minibatches, strata, rows], and count those that are not padding."""
-    num_strata = minibatches.num_strata
+    rows_of = {name: {leaf.shape[0] for leaf in jax.tree.leaves(part)} for name, part in batch.items()}
+    if len(set().union(*rows_of.values())) != 1:
+        raise ValueError(f"every array of a batch needs the same number of rows, got {rows_of}")
+    num_rows, num_strata = jax.tree.leaves(batch)[0].shape[0], minibatches.num_strata
+    size = min(minibatches.batch_size, num_rows)
     if num_rows % num_strata or size % num_strata:
         text = f"{num_rows} rows in minibatches of {size} cannot be drawn equally from {num_strata} strata"
         raise ValueError(f"{text}; let num_strata divide both")
@@ -252,13 +249,6 @@ def _summary(metrics: Metrics, stopped: Array, minibatches: MinibatchConfig) -> 
         "skipped_fraction": skipped / jnp.maximum(jnp.sum(rows > 0.0), 1),
         "stopped_early": stopped.astype(jnp.float32),
     }
-
-
-def _count_rows(batch: Batch) -> int:
-    rows_of = {name: {leaf.shape[0] for leaf in jax.tree.leaves(part)} for name, part in batch.items()}
-    if len(set().union(*rows_of.values())) != 1:
-        raise ValueError(f"every array of a batch needs the same number of rows, got {rows_of}")
-    return jax.tree.leaves(batch)[0].shape[0]
 
 
 def _take(batch: Batch, rows: Array, count: Array) -> tuple[Batch, Array]:
