@@ -4,7 +4,8 @@ A row is an n-step transition, made once, when its last step is there. With D st
 rings side by side: each keeps the transitions of its share of the environments, and gives as many rows of a minibatch.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
@@ -93,27 +94,25 @@ class Steps:
 def init_replay(config: ReplayConfig, obs: PyTree, action: Array, *, num_strata: int = 1) -> Replay:
     """Make an empty ring. ``obs``, ``action``: of N environments, leaves [N, ...], of which only the forms count."""
     num_envs, capacity = action.shape[0], config.capacity // num_strata
-
-    def table(shape: tuple[int, ...], x: Any) -> Array:
-        return jnp.zeros((num_strata, *shape, *x.shape[1:]), x.dtype)
-
-    def tables(*shape: int) -> dict[str, Any]:
-        pages = {"obs": obs, "action": action, "next_obs": obs, "reward": jnp.zeros(num_envs)}
-        return {name: jax.tree.map(lambda x: table(shape, x), page) for name, page in pages.items()}
-
     steps = (config.n_step - 1, num_envs // num_strata)
+    numbers = {"obs": obs, "action": action, "next_obs": obs, "reward": jnp.zeros(num_envs)}
     flags = {name: jnp.zeros((num_strata, *steps), bool) for name in ("terminated", "done", "valid")}
 
-    def rows() -> Transition:
+    def tables(*shape: int) -> dict[str, Any]:
+        return jax.tree.map(lambda x: jnp.zeros((num_strata, *shape, *x.shape[1:]), x.dtype), numbers)
+
+    def make_rows() -> Transition:
         return Transition(**tables(capacity), discount=jnp.zeros((num_strata, capacity)))
 
-    def on_host() -> HostRows:
-        forms, structure = jax.tree.flatten(jax.eval_shape(rows))
+    rows: Transition | HostRows
+    if config.storage == "device":
+        rows = make_rows()
+    else:
+        forms, structure = jax.tree.flatten(jax.eval_shape(make_rows))
         folder = config.folder if config.storage == "shared" else None
-        return HostRows(token=jnp.zeros(2, jnp.int32), forms=tuple(forms), structure=structure, folder=folder)
-
+        rows = HostRows(token=jnp.zeros(2, jnp.int32), forms=tuple(forms), structure=structure, folder=folder)
     return Replay(
-        rows=rows() if config.storage == "device" else on_host(),
+        rows=rows,
         head=jnp.zeros(num_strata, jnp.int32),  # separate arrays: a program overwrites each
         size=jnp.zeros(num_strata, jnp.int32),
         added=jnp.zeros(num_strata, jnp.uint32),
@@ -128,8 +127,7 @@ def drop_tails(tree: T) -> T:
     def drop(replay: Replay) -> Replay:
         return replace(replay, tail=replace(replay.tail, valid=jnp.zeros_like(replay.tail.valid)))
 
-    rest, replays = take_out(tree)
-    return put_back(rest, [drop(each) for each in replays])
+    return _map_replays(drop, tree)
 
 
 def add_rollout(replay: Replay, rollout: Rollout, *, gamma: float) -> Replay:
@@ -137,8 +135,12 @@ def add_rollout(replay: Replay, rollout: Rollout, *, gamma: float) -> Replay:
 
     Steps that are not ``valid``, and those with a number that is not finite, are left out and end those before them.
     """
-    write = jax.vmap(lambda ring, steps: _write(ring, steps, gamma))
-    return by_device(write, len(replay.size))(replay, _steps_of(replay, rollout))
+
+    def write(ring: Replay, steps: Steps) -> Replay:
+        after, made, places = _complete(ring, steps, gamma, ring.shapes.discount.shape[0])
+        return replace(after, rows=jax.tree.map(lambda page, x: page.at[places].set(x, mode="drop"), ring.rows, made))
+
+    return by_device(jax.vmap(write), len(replay.size))(replay, _steps_of(replay, rollout))
 
 
 def add_and_take(
@@ -151,7 +153,7 @@ def add_and_take(
     """
     host = cast(HostRows, replay.rows)
     complete = jax.vmap(partial(_complete, gamma=gamma, capacity=host.shapes.discount.shape[1]))
-    ring, made, places = complete(with_rows(replay, [None]), _steps_of(replay, rollout))
+    ring, made, places = complete(without_rows(replay), _steps_of(replay, rollout))
     drawn = draw(ring)
     host, taken = host.exchange(places[0], jax.tree.map(lambda x: x[0], made), drawn.reshape(1, -1))
     return replace(ring, rows=host), replace(ring, rows=taken), jnp.arange(drawn.size).reshape(drawn.shape)
@@ -200,30 +202,33 @@ def take_rows(replay: Replay, rows: Array) -> Transition:
 def take_out(tree: T) -> tuple[T, list[Replay]]:
     """Split the replay buffers off a run's state, for a program to write them where they are: see ``put_back``."""
     empty = Replay(rows=None, head=None, size=None, added=None, tail=None)  # type: ignore[arg-type]  # holds a place
-    rest = jax.tree.map(lambda x: empty if _is_replay(x) else x, tree, is_leaf=_is_replay)
-    return cast(T, rest), replays_in(tree)
+    return _map_replays(lambda replay: empty, tree), replays_in(tree)
 
 
 def put_back(tree: T, replays: Sequence[Replay]) -> T:
     """Put replay buffers where ``take_out`` found them."""
     left = iter(replays)
-    return cast(T, jax.tree.map(lambda x: next(left) if _is_replay(x) else x, tree, is_leaf=_is_replay))
+    return _map_replays(lambda replay: next(left), tree)
 
 
 def without_rows(tree: T) -> T:
     """Leave out the rows of all replay buffers."""
-    return with_rows(tree, [None] * len(replays_in(tree)))
+    return with_rows(tree, itertools.repeat(None))
 
 
-def with_rows(tree: T, rows: Sequence[Any]) -> T:
+def with_rows(tree: T, rows: Iterable[Any]) -> T:
     """Put rows into the replay buffers of a state, in their order."""
-    rest, replays = take_out(tree)
-    return put_back(rest, [replace(replay, rows=each) for replay, each in zip(replays, rows, strict=True)])
+    left = iter(rows)
+    return _map_replays(lambda replay: replace(replay, rows=next(left)), tree)
 
 
 def replays_in(tree: PyTree) -> list[Replay]:
     """List the replay buffers of a run's state."""
     return [x for x in jax.tree.leaves(tree, is_leaf=_is_replay) if _is_replay(x)]
+
+
+def _map_replays(change: Callable[[Replay], Any], tree: T) -> T:
+    return cast(T, jax.tree.map(lambda x: change(x) if _is_replay(x) else x, tree, is_leaf=_is_replay))
 
 
 def _is_replay(x: Any) -> bool:
@@ -234,12 +239,6 @@ def row_bytes(replay: Replay) -> int:
     """Count the bytes of one row; shapes will do."""
     num_rows = replay.shapes.discount.size
     return sum(x.dtype.itemsize * x.size // num_rows for x in jax.tree.leaves(replay.shapes))
-
-
-def _write(ring: Replay, steps: Steps, gamma: float) -> Replay:
-    """Write the transitions that ``steps``, [T, N, ...], complete into one stratum's ring."""
-    after, made, places = _complete(ring, steps, gamma, ring.shapes.discount.shape[0])
-    return replace(after, rows=jax.tree.map(lambda page, x: page.at[places].set(x, mode="drop"), ring.rows, made))
 
 
 def _complete(ring: Replay, steps: Steps, gamma: float, capacity: int) -> tuple[Replay, Transition, Array]:
