@@ -30,7 +30,7 @@ from ejax.algorithms.batch import Columns, Loss, cut_before_invalid, make_batch
 from ejax.algorithms.off_policy import policy_problems
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs
+from ejax.algorithms.sgd import Batch, sgd_epochs
 from ejax.algorithms.soft_actor import sample_soft
 from ejax.losses import weighted_sums
 from ejax.numerics.checks import check_rollout
@@ -75,11 +75,6 @@ class REPPOConfig(MinibatchOptions):
             raise ValueError(f"got {vmax}, not above vmin {vmin}")
         return vmax
 
-    def minibatches(self, num_steps: int, num_strata: int, length: int) -> MinibatchConfig:
-        # actor and critic have a norm each
-        made: MinibatchConfig = super().minibatches(num_steps, num_strata, length)
-        return replace(made, clip_per_network=True)
-
 
 @partial(jax.jit, static_argnames=("policy", "optimizer", "config", "loss", "columns"))
 def reppo_update(
@@ -116,6 +111,7 @@ def reppo_update(
     }
     batch, minibatches = make_batch(policy, rollout, config, columns, **own)
     bound = partial(loss or reppo_loss, policy=policy, config=config)
+    minibatches = replace(minibatches, clip_per_network=True)  # actor and critic have a norm each
     given: Any = {"optimizer": optimizer, "minibatches": minibatches, "keyed": True}
     after, metrics = sgd_epochs(state, batch, key_epochs, loss=bound, **given)
     after = step_schedule(after, config.optimizer, config.lr_scheduler)
