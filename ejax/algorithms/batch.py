@@ -4,7 +4,6 @@ successive steps of an environment, with the memory before the first and the ste
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import chex
@@ -111,8 +110,9 @@ def flatten_rollout(
     if length is None:
         return jax.tree.map(rows_of, present)
     mask = present.pop("mask", jnp.ones_like(rollout.reward))
-    sequences = partial(jax.tree.map, lambda x: rows_of(_cut(x, length)))
-    rows = sequences({**present, "first": episode_starts(rollout), "share": mask})
+    sequences = {**present, "first": episode_starts(rollout), "share": mask}
+    # [T, N, ...] -> [T/L, N, L, ...]
+    rows = jax.tree.map(lambda x: rows_of(x.reshape(-1, length, *x.shape[1:]).swapaxes(1, 2)), sequences)
     # a sequence needs only what was remembered before its first step: the policy makes the rest again
     rows["memory"] = jax.tree.map(lambda x: rows_of(x[::length]), rollout.memory)
     # minibatches weigh whole sequences, which the loss hands on to their steps by these shares
@@ -192,11 +192,6 @@ def recompute_behaviour(
     }
     seen = replace(rollout, log_prob=log_prob, value=value, next_value=next_value)
     return seen, jnp.minimum(ratio, weight_threshold), metrics
-
-
-def _cut(x: Array, length: int) -> Array:
-    """Cut [T, N, ...] into sequences: [T/L, N, L, ...]."""
-    return x.reshape(-1, length, *x.shape[1:]).swapaxes(1, 2)
 
 
 def episode_starts(rollout: Rollout) -> Array:

@@ -187,7 +187,7 @@ def ppo_update(
     check_rollout(rollout)
     rollout, own, lag_metrics = _columns(state, rollout, policy=policy, config=config)
     batch, minibatches = make_batch(policy, rollout, config, columns, **own)
-    num_warmup = config.critic_warmup_updates
+    num_warmup, target_kl = config.critic_warmup_updates, config.target_kl
     learn: Any = sgd_epochs
     if num_warmup > 0:
         from ejax.algorithms.critic_warmup import hold_policy, warm_up_critic  # of few runs
@@ -202,7 +202,8 @@ def ppo_update(
         minibatches=minibatches,
         prepare=partial(_normalize_minibatch, config=config) if config.normalize_advantage_per_mini_batch else None,
         adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
-        stop=None if config.target_kl is None else partial(_exceeds, target_kl=config.target_kl),
+        # Stable-Baselines3's rule
+        stop=None if target_kl is None else lambda metrics: metrics["approx_kl"] > 1.5 * target_kl,
     )
     if config.schedule == "adaptive_per_update":
         rate = _adapt_rate(get_learning_rate(after.opt_state), metrics, config=config)
@@ -337,11 +338,6 @@ def _normalize_minibatch(minibatch: Batch, *, config: PPOConfig) -> Batch:
     # rows without weight must not move the mean and deviation of the others
     valid = (step_weight(minibatch) > 0).astype(jnp.float32)
     return {**minibatch, "advantage": ADVANTAGE_RULES[config.advantage_rule](minibatch["advantage"], valid)}
-
-
-def _exceeds(metrics: Metrics, *, target_kl: float) -> Array:
-    """Apply Stable-Baselines3's rule."""
-    return metrics["approx_kl"] > 1.5 * target_kl
 
 
 def _adapt_rate(rate: Array, metrics: Metrics, *, config: PPOConfig) -> Array:
