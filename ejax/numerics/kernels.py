@@ -85,7 +85,12 @@ class FlatParams:
         return {name: jnp.concatenate([x.reshape(-1) for x in part]) for name, part in leaves.items()}
 
     def unpack(self, vectors: dict[str, Array]) -> PyTree:
-        parts = {name: _unravel(vectors[name], part) for name, part in self._parts(self.shapes).items()}
+        parts = {}
+        for name, part in self._parts(self.shapes).items():
+            shapes, structure = jax.tree.flatten(part)
+            ends = np.cumsum([x.size for x in shapes])
+            leaves = [vectors[name][end - x.size : end].reshape(x.shape) for x, end in zip(shapes, ends, strict=True)]
+            parts[name] = jax.tree.unflatten(structure, leaves)
         return {**parts.pop("rest"), **parts} if self.critic_apart else parts["all"]
 
     def _parts(self, tree: PyTree) -> dict[str, PyTree]:
@@ -126,10 +131,3 @@ def flat_params(params: PyTree, *, critic_apart: bool = False) -> FlatParams | N
     if critic_apart and not all(split_critic(params)):  # nothing is apart from the other
         return None
     return FlatParams(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params), critic_apart)
-
-
-def _unravel(vector: Array, like: PyTree) -> PyTree:
-    shapes = jax.tree.leaves(like)
-    ends = np.cumsum([shape.size for shape in shapes])
-    leaves = [vector[end - shape.size : end].reshape(shape.shape) for shape, end in zip(shapes, ends, strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
