@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import gymnasium
 import jax
@@ -37,6 +37,8 @@ from ejax.types import (
 
 Gate = Callable[[], AbstractContextManager[bool]]
 """Entered around every call that advances an environment. True: the rollout is to be given up."""
+Steps: TypeAlias = tuple[PyTree, NDArray[Any], tuple[PyTree, PyTree], HostTimestep]
+"""Observations, actions, memories before and after them, timesteps; leaves [T, n, ...]."""
 
 
 class CollectionStopped(Exception):
@@ -57,15 +59,6 @@ class HostStep:
     """``reward``, ``terminated``, ``truncated``, ``info``, and ``obs`` after the step."""
 
 
-class GroupRollout(NamedTuple):
-    """A group's part of a rollout."""
-
-    steps: tuple[PyTree, NDArray[Any], tuple[PyTree, PyTree], HostTimestep]
-    """Observations, actions, memories before and after them, timesteps; leaves [T, n, ...]."""
-    policy_s: float
-    env_s: float
-
-
 class GroupWorker:
     """A group of environments with its episodes under way.
 
@@ -82,6 +75,7 @@ class GroupWorker:
         self.memory = first_memory(policy, env.num_envs)  # the policy's memory of the episodes under way
         self.explores = isinstance(policy, ExploringPolicy)
         self.num_steps = 0  # steps taken of the rollout under way
+        self.policy_s = self.env_s = 0.0  # of it or of the last one, seconds of policy calls and of environment steps
         self.idle = threading.Event()  # unless another thread is in a rollout of this group
         self.idle.set()
 
@@ -110,7 +104,7 @@ class GroupWorker:
         report: Callable[[str], None],
         update: int,
         listeners: Sequence[Callable[[HostStep], None]],
-    ) -> GroupRollout:
+    ) -> Steps:
         """Make T steps, for update ``update``, counted from 1.
 
         Args:
@@ -118,7 +112,7 @@ class GroupWorker:
             report: called with the activity before each step.
         Raises CollectionStopped: ``gate`` was true.
         """
-        key, policy_s, env_s = jax.random.fold_in(key, self.number), 0.0, 0.0
+        key, self.policy_s, self.env_s = jax.random.fold_in(key, self.number), 0.0, 0.0
         before: Any = None
         after: Any = None
         for t in range(num_steps):
@@ -132,7 +126,7 @@ class GroupWorker:
                 )
                 action = np.asarray(drawn)
                 given = to_action(self.form, action if part is None else part)
-                policy_s += time.perf_counter() - began
+                self.policy_s += time.perf_counter() - began
             # before the step: an environment may write the next observation over this one
             before = _write(before, t, num_steps, (self.obs, action, (self.memory, remembered)))
             with gate() as stop:  # outside ``turns``, so that other groups act while this one steps
@@ -141,7 +135,7 @@ class GroupWorker:
                 report(f"step {t + 1} of {num_steps}, group {self.number}: {self.name}")
                 began = time.perf_counter()
                 timestep = self.call("step", given.copy() if listeners else given)  # it may write into its own
-                env_s += time.perf_counter() - began
+                self.env_s += time.perf_counter() - began
             after = _write(after, t, num_steps, timestep)
             if listeners:
                 seen = jax.tree.map(lambda page, t=t: page[t], before[0])
@@ -153,7 +147,7 @@ class GroupWorker:
             ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))
             self.obs, self.memory = timestep.obs, forget_outside(self.policy, remembered, ended)
             self.num_steps = t + 1
-        return GroupRollout((*before, after), policy_s, env_s)
+        return *before, after
 
     def compile(self, params: Params, row: dict[str, NDArray[Any]]) -> None:
         """Compile the policy, on zeros, and what ``collect`` calls of a ``PureHostEnv``; nothing moves."""

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from ejax.collectors.group_worker import CollectionStopped, Gate, GroupRollout, GroupWorker, HostStep
+from ejax.collectors.group_worker import CollectionStopped, Gate, GroupWorker, HostStep, Steps
 from ejax.envs.host.calls import waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.rollout import make_rollout
@@ -133,7 +133,7 @@ class HostCollector:
             rows["dropout_seed"] = drawn[:, size * self._own.start : size * self._own.stop]
         settled = self._settled(params)
 
-        def collect(i: int, gate: Gate) -> GroupRollout:
+        def collect(i: int, gate: Gate) -> Steps:
             return self.workers[i].collect(
                 settled[i % len(settled)],
                 key_actions,
@@ -146,7 +146,7 @@ class HostCollector:
             )
 
         made = self._of_all_groups(collect, gate)
-        steps = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *(each.steps for each in made))
+        steps = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *made)
         self.doing = f"rollout {index}: values"
         began = time.perf_counter()
         rollout = self._assemble(params if self.mesh else settled[0], steps, rows)
@@ -156,9 +156,13 @@ class HostCollector:
         if guarded := [group for group in self.groups if isinstance(group, GuardedEnv)]:
             facts["collector/quarantined"] = float(sum(each.num_quarantined for each in guarded))
             facts["collector/env_restarts"] = float(sum(each.num_restarts for each in guarded))
-        policy_s, env_s = (sum(getattr(each, name) for each in made) for name in ("policy_s", "env_s"))
         return Collected(
-            rollout=rollout, envs=self.state(), policy_s=policy_s, env_s=env_s, compile_s=compile_s, facts=facts
+            rollout=rollout,
+            envs=self.state(),
+            policy_s=sum(worker.policy_s for worker in self.workers),
+            env_s=sum(worker.env_s for worker in self.workers),
+            compile_s=compile_s,
+            facts=facts,
         )
 
     def _settled(self, params: Params) -> list[Params]:
@@ -210,9 +214,7 @@ class HostCollector:
         with noting(error, "closing the collector"):
             self.close()
 
-    def _assemble(
-        self, params: Params, steps: tuple[Any, Any, Any, HostTimestep], rows: dict[str, NDArray[Any]]
-    ) -> Rollout:
+    def _assemble(self, params: Params, steps: Steps, rows: dict[str, NDArray[Any]]) -> Rollout:
         if self.mesh is None:
             return assemble_rollout(self.policy, params, *steps, rows)
         devices, parts = self.mesh.local_devices, []
@@ -232,11 +234,11 @@ class HostCollector:
             worker.reset(part)
         self._has_begun = True
 
-    def _of_all_groups(self, collect: Callable[[int, Gate], GroupRollout], gate: Gate) -> list[GroupRollout]:
+    def _of_all_groups(self, collect: Callable[[int, Gate], Steps], gate: Gate) -> list[Steps]:
         """Collect in every group, each in a thread unless there is only one; one that fails stops the others."""
         if len(self.workers) == 1:
             return [collect(0, gate)]
-        failed, errors, made = threading.Event(), list[BaseException](), dict[int, GroupRollout]()
+        failed, errors, made = threading.Event(), list[BaseException](), dict[int, Steps]()
 
         @contextmanager
         def gate_of_all() -> Iterator[bool]:
