@@ -7,6 +7,7 @@ if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 from ejax.schema.plain_files import a_path, to_json
@@ -44,13 +45,11 @@ def _run(args: argparse.Namespace) -> int:
         if args.chunks is None and (args.every is not None or args.hold is not None):
             raise ValueError("--every and --hold go with chunks: pass --chunks sync,async,ensemble,rtc, or one of them")
         if args.counterfactual:
-            return _imagine(args, options, shifts)
+            return _imagine(args, options)
         if args.engine is not None or args.chunks is not None or shifts:
             return _compare(args, options, shifts)
-        given = {"explain": args.explain or None, "tolerance": args.tolerance, "json": args.json}
-        unheeded = [f"--{name}" for name, value in given.items() if value is not None]
-        if unheeded:
-            raise ValueError(f"{unheeded[0]} belongs to a comparison: pass --engine A,B, or a shift such as --mass 1.5")
+        why = "belongs to a comparison: pass --engine A,B, or a shift such as --mass 1.5"
+        _refuse(args, ("explain", "tolerance", "json"), why)
         return _evaluate(args, options)
     except (CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
         return refused("ejax evaluate", error)
@@ -73,25 +72,22 @@ def _evaluate(args: argparse.Namespace, options: dict[str, Any]) -> int:
 def _compare(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str, list[float]]) -> int:
     from ejax.play.comparison import as_markdown, compare_run
 
-    unheeded: dict[str, Any] = {
-        "video": args.video,
-        "episode-choice": args.episode_choice,
-        "sample": args.samples or None,
-        "no-gait": args.no_gait or None,
-    }
-    if args.chunks is not None:
-        unheeded |= {"engine": args.engine, "explain": args.explain or None, "tolerance": args.tolerance, **shifts}
-        unheeded.pop("latency", None)
-    other = "--engine and shifts" if args.chunks is None else "--chunks"
-    for name, given in unheeded.items():
-        if given is not None:
-            raise ValueError(f"--{name} does not go with {other}: evaluate one condition")
-    if args.chunks is not None:
-        result = _execute(args, options, shifts.get("latency", [0.0]))
-    else:
+    of_one = ("video", "episode_choice", "samples", "no_gait")
+    if args.chunks is None:
+        _refuse(args, of_one, "does not go with --engine and shifts: evaluate one condition")
         compared = {"engines": args.engine or ["all"], "shifts": shifts, "explain": args.explain}
         compared |= {} if args.tolerance is None else {"tolerance": args.tolerance}
         result = compare_run(args.run, args.overrides, **compared, **options)
+    else:
+        from ejax.play.chunks import execute_run
+
+        others = (*of_one, "engine", "explain", "tolerance", *(name for name in _SHIFTS if name != "latency"))
+        _refuse(args, others, "does not go with --chunks: evaluate one condition")
+        latencies = shifts.get("latency", [0.0])
+        if wrong := [each for each in latencies if not each.is_integer()]:
+            raise ValueError(f"--latency: got {wrong[0]:g}; must be whole control steps")
+        executed = {"methods": args.chunks, "latencies": [*map(int, latencies)], "every": args.every, "hold": args.hold}
+        result = execute_run(args.run, args.overrides, **executed, **options)
     print(as_markdown(result))  # first: a file that cannot be written costs nothing
     if args.json is not None:
         with by_product(str(args.json)):
@@ -99,14 +95,12 @@ def _compare(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str
     return 0
 
 
-def _imagine(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str, list[float]]) -> int:
+def _imagine(args: argparse.Namespace, options: dict[str, Any]) -> int:
     from ejax.play.counterfactual import counterfactual_run
 
     others = ("chunks", "engine", "explain", "tolerance", "json", "video", "episode_choice", "samples", "no_gait")
-    names = {"samples": "sample"}
-    if unheeded := [name for name in (*others, *shifts) if getattr(args, name) not in (None, False)]:
-        text = f"--{names.get(unheeded[0], unheeded[0]).replace('_', '-')} does not go with --counterfactual"
-        raise ValueError(f"{text}: it plays each instruction from the same starts")
+    why = "does not go with --counterfactual: it plays each instruction from the same starts"
+    _refuse(args, (*others, *_SHIFTS), why)
     options.pop("num_envs")  # each start is a row
     found = counterfactual_run(args.run, args.overrides, sentences=args.counterfactual, **options)
     for sentence, outcomes in zip(found["sentences"], found["outcomes"], strict=True):
@@ -115,13 +109,12 @@ def _imagine(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str
     return 0
 
 
-def _execute(args: argparse.Namespace, options: dict[str, Any], latencies: list[float]) -> dict[str, Any]:
-    from ejax.play.chunks import execute_run
-
-    if wrong := [each for each in latencies if not each.is_integer()]:
-        raise ValueError(f"--latency: got {wrong[0]:g}; must be whole control steps")
-    executed = {"methods": args.chunks, "latencies": [*map(int, latencies)], "every": args.every, "hold": args.hold}
-    return execute_run(args.run, args.overrides, **executed, **options)
+def _refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Raise ValueError where one of these options is given."""
+    for name in names:
+        given = getattr(args, name)
+        if given is not None and given is not False:  # a number may be 0
+            raise ValueError(f"--{'sample' if name == 'samples' else name.replace('_', '-')} {why}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -149,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "compare engines and shifts in a table: any of c (or mujoco), mjx, warp, or all installed; docs/transfer.md"
     parser.add_argument("--engine", type=lambda given: given.split(","), metavar="A,B", help=text)
     for name, (size, what) in _SHIFTS.items():
-        parser.add_argument(f"--{name}", type=float, action="append", default=[], metavar=size, help=what)
+        parser.add_argument(f"--{name}", type=float, action="append", metavar=size, help=what)
     text = "execute chunks as on a robot, with sync, async, ensemble or rtc, at each --latency; docs/vla.md"
     parser.add_argument("--chunks", type=lambda given: given.split(","), metavar="A,B", help=text)
     text = "with --chunks: steps between chunks (default: half a chunk or the latency; for ensemble 1 or the latency)"
