@@ -81,10 +81,8 @@ def sgd_epochs(
         return value, metrics | {"loss": value}
 
     grad: Grad = jax.jit(jax.grad(loss_of_trained, has_aux=True))  # jitted: it is traced once for both forms
-    step = partial(
-        _minibatch_step, optimizer=optimizer, minibatches=minibatches, prepare=prepare, adapt_rate=adapt_rate
-    )
-    scan = partial(_scan_minibatches, step=step, stop=stop, gradient=grad)
+    hooks: dict[str, Any] = {"prepare": prepare, "adapt_rate": adapt_rate, "stop": stop}
+    scan: Any = partial(_scan_minibatches, gradient=grad, optimizer=optimizer, minibatches=minibatches, **hooks)
     trained = state.params["params"]
     size = math.prod(orders.shape[2:])
     rows = _rows_in_cache(trained, size)
@@ -105,59 +103,48 @@ def _scan_minibatches(
     batch: Batch,
     draws: tuple[Array, Array, Key | None],
     *,
-    step: Callable[..., tuple[Any, PackedRows]],
-    stop: Callable[[Metrics], Array] | None,
     gradient: Grad,
     flat: FlatParams | None = None,
-) -> tuple[TrainState, Array, PackedRows]:
-    """Make the steps of all minibatches: rows, counts and keys ``draws``, leaves [epochs, minibatches, ...]. ``flat``:
-    the parameters are one vector."""
-    step = partial(step, batch=batch, gradient=gradient, flat=flat)
-    body = step if stop is None else _until(stop, step)
-    start = (state if flat is None else flat.pack_state(state), jnp.asarray(False))
-    # one scan over the minibatches of all epochs: what a loop over epochs did besides would split a CUDA graph
-    in_a_row = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), draws)
-    with jax.named_scope("minibatches"):
-        (after, stopped), log = jax.lax.scan(body, start, in_a_row)
-    log = jax.tree.map(lambda x: x.reshape(*draws[1].shape, *x.shape[1:]), log)
-    return after if flat is None else flat.unpack_state(after, like=state), stopped, log
-
-
-def _minibatch_step(
-    carry: tuple[TrainState, Array],
-    xs: tuple[Array, Array, Key | None],
-    *,
-    batch: Batch,
-    gradient: Grad,
-    flat: FlatParams | None,
     optimizer: optax.GradientTransformation,
     minibatches: MinibatchConfig,
     prepare: Callable[[Batch], Batch] | None,
     adapt_rate: Callable[[Array, Metrics], Array] | None,
-) -> tuple[tuple[TrainState, Array], PackedRows]:
-    """Make one step of the optimizer by the minibatch of ``xs``: rows, their count and a key."""
-    (state, stopped), (rows, count, key) = carry, xs
-    minibatch, count = _take(batch, rows, count)
-    if key is not None:
-        minibatch["key"] = jax.random.split(key, rows.size)
-    minibatch = minibatch if prepare is None else prepare(minibatch)
-    trained = state.params["params"]
-    # packed after the gradient, not before: the gradient of unpacking would be a sum of padded vectors
-    grads, metrics = gradient(trained if flat is None else flat.unpack(trained), state.params, minibatch)
-    grads, norm = _clip(grads if flat is None else flat.pack(grads), minibatches)
-    # adapted by this very minibatch, for this very step
-    rate = None if adapt_rate is None else adapt_rate(get_learning_rate(state.opt_state), metrics)
-    state, finite = apply_gradient(
-        state,
-        grads,
-        optimizer=optimizer,
-        finite=jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]),
-        skip=minibatches.skip_nonfinite,
-        learning_rate=rate,
-    )
-    metrics |= {"grad_norm": norm, "skipped_minibatches": 1.0 - finite, "rows": count}
-    # one table: each array that a loop stores is a separate kernel on a GPU
-    return (state, stopped), pack_rows({name: x.astype(jnp.float32)[None] for name, x in metrics.items()})
+    stop: Callable[[Metrics], Array] | None,
+) -> tuple[TrainState, Array, PackedRows]:
+    """Make the steps of all minibatches: rows, counts and keys ``draws``, leaves [epochs, minibatches, ...]. ``flat``:
+    the parameters are one vector."""
+
+    def step(carry: tuple[TrainState, Array], draw: tuple[Array, Array, Key | None]) -> tuple[Any, PackedRows]:
+        (state, stopped), (rows, count, key) = carry, draw
+        minibatch, count = _take(batch, rows, count)
+        if key is not None:
+            minibatch["key"] = jax.random.split(key, rows.size)
+        minibatch = minibatch if prepare is None else prepare(minibatch)
+        trained = state.params["params"]
+        # packed after the gradient, not before: the gradient of unpacking would be a sum of padded vectors
+        grads, metrics = gradient(trained if flat is None else flat.unpack(trained), state.params, minibatch)
+        grads, norm = _clip(grads if flat is None else flat.pack(grads), minibatches)
+        # adapted by this very minibatch, for this very step
+        rate = None if adapt_rate is None else adapt_rate(get_learning_rate(state.opt_state), metrics)
+        state, finite = apply_gradient(
+            state,
+            grads,
+            optimizer=optimizer,
+            finite=jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]),
+            skip=minibatches.skip_nonfinite,
+            learning_rate=rate,
+        )
+        metrics |= {"grad_norm": norm, "skipped_minibatches": 1.0 - finite, "rows": count}
+        # one table: each array that a loop stores is a separate kernel on a GPU
+        return (state, stopped), pack_rows({name: x.astype(jnp.float32)[None] for name, x in metrics.items()})
+
+    start = (state if flat is None else flat.pack_state(state), jnp.asarray(False))
+    # one scan over the minibatches of all epochs: what a loop over epochs did besides would split a CUDA graph
+    in_a_row = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), draws)
+    with jax.named_scope("minibatches"):
+        (after, stopped), log = jax.lax.scan(step if stop is None else _until(stop, step), start, in_a_row)
+    log = jax.tree.map(lambda x: x.reshape(*draws[1].shape, *x.shape[1:]), log)
+    return after if flat is None else flat.unpack_state(after, like=state), stopped, log
 
 
 def _orders(key: Key, batch: Batch, minibatches: MinibatchConfig) -> tuple[Array, Array]:
