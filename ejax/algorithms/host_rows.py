@@ -75,21 +75,17 @@ class RowMemory:
         self.number, self.writes = next(_numbers), 0
         self.pages = [np.zeros(form.shape[1:], form.dtype) for form in (() if files else forms)]
         for file, form in zip(files, forms, strict=bool(files)):
-            self.pages.append(_map_file(file, form))
+            self.pages.append(np.lib.format.open_memmap(file, "w+", form.dtype, form.shape[1:]))
+            # on Linux a full disk is an error here, and else a fault at a later write
+            if hasattr(os, "posix_fallocate"):
+                with file.open("ab") as opened:
+                    os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
             weakref.finalize(self, _remove, file, file.stat().st_ino)
         _memories[self.number] = self
 
     @property
     def token(self) -> NDArray[Any]:
         return np.array([self.number, self.writes], np.int32)
-
-
-def _map_file(file: Path, form: jax.ShapeDtypeStruct) -> NDArray[Any]:
-    page = np.lib.format.open_memmap(file, "w+", form.dtype, form.shape[1:])
-    if hasattr(os, "posix_fallocate"):  # on Linux a full disk is an error here, and else a fault at a later write
-        with file.open("ab") as opened:
-            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
-    return page
 
 
 def _remove(file: Path, number: int) -> None:

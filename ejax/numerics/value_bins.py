@@ -55,12 +55,9 @@ def project_support(probability: Array, support: Array, low: float, high: float)
     def share(probability: Array, place: Array) -> Array:
         return probability[..., None] * jnp.maximum(1.0 - jnp.abs(place[..., None] - atom[(None,) * place.ndim]), 0.0)
 
-    def by_pair(probability: Array, place: Array) -> Array:
-        return share(probability, place).sum(axis=-2)
-
     def by_value(probability: Array, place: Array) -> Array:
         start = jnp.zeros(probability.shape, probability.dtype)
         return jax.lax.scan(lambda sums, x: (sums + share(*x), None), start, (probability.T, place.T))[0]
 
     # no scatter, which adds in no fixed order on a GPU; a CPU would write all pairs to memory
-    return by_platform(cpu=by_value, gpu=by_pair)(probability, place)
+    return by_platform(cpu=by_value, gpu=lambda *x: share(*x).sum(axis=-2))(probability, place)

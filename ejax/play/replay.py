@@ -54,7 +54,10 @@ class _Quarantined(BaseModel):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0 where it plays as recorded, a NaN in the last step included."""
-    args = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser("ejax replay", description="Play a quarantined episode again.")
+    parser.add_argument("file", type=a_path, metavar="FILE", help="<run>/quarantine/….npz")
+    add_trust_option(parser)
+    args = parser.parse_args(argv)
     trust_words(args.trust)
     try:
         facts, actions, seen = read(args.file)
@@ -161,13 +164,6 @@ def _play(facts: dict[str, Any], actions: NDArray[Any], *, host_only: bool = Fal
         for i, action in enumerate(actions):
             carry, timestep = one_step(env, carry, action[None], jax.random.fold_in(key_steps, i))
             yield jax.device_get(timestep)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ejax replay", description="Play a quarantined episode again.")
-    parser.add_argument("file", type=a_path, metavar="FILE", help="<run>/quarantine/….npz")
-    add_trust_option(parser)
-    return parser
 
 
 if __name__ == "__main__":
