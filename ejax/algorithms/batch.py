@@ -170,7 +170,7 @@ def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, po
 
 
 def recompute_behaviour(
-    params: Params, rollout: Rollout, length: int | None, *, policy: Policy, weight_threshold: float
+    params: Params, rollout: Rollout, options: MinibatchOptions, *, policy: Policy, weight_threshold: float
 ) -> tuple[Rollout, Array, Metrics]:
     """Return a rollout of older parameters with the log-probabilities and values of ``params``, which an update starts
     with. Source: Hilton et al. 2022, "Batch size-invariance for policy optimization".
@@ -179,6 +179,7 @@ def recompute_behaviour(
         The rollout, the weight π(params)/π(acted) ≤ ``weight_threshold`` of each step [T, N], and metrics of how far
         apart the two are.
     """
+    _, length = sequence_cut(policy, rollout, options)
     log_prob, value = evaluate_rollout(params, rollout, length, policy=policy)
     # V of the true next observation is V of the next row, but where an episode ended; there the old one must do
     following = jnp.concatenate([value[1:], rollout.next_value[-1:]])

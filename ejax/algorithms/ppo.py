@@ -33,7 +33,6 @@ from ejax.algorithms.batch import (
     make_batch,
     recompute_behaviour,
     reference_log_prob,
-    sequence_cut,
     step_weight,
 )
 from ejax.algorithms.embodichain_rules import ADVANTAGE_RULES, TIMEOUT_RULES, AdvantageRule, TimeoutRule
@@ -234,9 +233,8 @@ def _columns(
     lag_metrics: Metrics = {}
     # the ratio then begins at 1 for stale rollouts too, and clipping limits this update's own change alone
     if config.staleness_correction != "none":
-        _, length = sequence_cut(policy, rollout, config)
         rollout, behave_weight, lag_metrics = recompute_behaviour(
-            state.params, rollout, length, policy=policy, weight_threshold=config.behave_weight_threshold
+            state.params, rollout, config, policy=policy, weight_threshold=config.behave_weight_threshold
         )
     advantage, value_target = ppo_advantage(rollout, behaviour, config=config)
     # what the options do not ask for is not gathered in every minibatch
