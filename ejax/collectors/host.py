@@ -22,7 +22,7 @@ from ejax.envs.host.calls import waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.rollout import make_rollout
 from ejax.runtime.sharding import join_shards, local_copy, sharded
-from ejax.schema.messages import explain, noting
+from ejax.schema.messages import noting
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout
 
 _LAST_STEP_S = 1.0  # time that closing waits for a group's thread that is still in a step
@@ -199,11 +199,10 @@ class HostCollector:
         for i, worker in enumerate(self.workers):
             self.doing = f"closing group {i}: {worker.name}"
             try:
-                worker.close(_LAST_STEP_S)
+                with noting(problem, "closing"):
+                    worker.close(_LAST_STEP_S)
             except Exception as error:
-                if problem is not None:
-                    problem.add_note(f"while closing: {explain(error)}")
-                problem = problem or error
+                problem = error
         if problem is not None:
             raise problem
 
