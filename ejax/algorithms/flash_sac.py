@@ -26,7 +26,7 @@ from flax.core import FrozenDict
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from ejax.algorithms.demonstrations import fill_demonstrations
-from ejax.algorithms.off_policy import OFF_POLICY_FIELDS, OffPolicyOptions, OffPolicyState, make_own, off_policy_update
+from ejax.algorithms.off_policy import OFF_POLICY_FIELDS, OffPolicyOptions, OffPolicyState, off_policy_update
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.replay_buffer import Transition
 from ejax.algorithms.soft_actor import learned_alpha, sample_soft, step_networks, with_skipped_fraction
@@ -35,20 +35,7 @@ from ejax.numerics.value_bins import bin_values, expected_value, project_support
 from ejax.optim import ScheduleConfig, follow_critic
 from ejax.policies.flash import FlashQ, unit_length
 from ejax.schema.problems import Problem
-from ejax.types import (
-    Array,
-    Env,
-    HostEnv,
-    Key,
-    Metrics,
-    Params,
-    Policy,
-    PyTree,
-    Rollout,
-    TrainState,
-    split_critic,
-    with_networks,
-)
+from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState, split_critic, with_networks
 
 
 class FlashSACConfig(OffPolicyOptions):
@@ -68,6 +55,9 @@ class FlashSACConfig(OffPolicyOptions):
     """The change of the learning rate from update to update."""
     target_std: PositiveFloat = 0.15
     """σ in the entropy's target H̄ = ½·A·log(2πe·σ²), of actions in [-1, 1]."""
+
+    def init_extra(self, num_envs: int) -> "ReturnScale":
+        return ReturnScale(returns=init_reward_scale(num_envs), largest=jnp.zeros(()))
 
 
 @struct.dataclass(kw_only=True)
@@ -205,11 +195,6 @@ def _limits(policy: FlashQ) -> tuple[float, float]:
     return -policy.value_range, policy.value_range
 
 
-def _make_own(options: FlashSACConfig, policy: Policy, env: Env | HostEnv, num_envs: int) -> OffPolicyState:
-    scale = ReturnScale(returns=init_reward_scale(num_envs), largest=jnp.zeros(()))
-    return replace(make_own(options, policy, env, num_envs), extra=scale)
-
-
 def _add_demonstrations(options: FlashSACConfig, own: OffPolicyState, rollout: Rollout) -> OffPolicyState:
     """Fill them in; the rewards' scale is theirs too, or their returns would lie beyond the atoms."""
     # a fork already has returns
@@ -229,8 +214,5 @@ def _policy_problems(options: FlashSACConfig, policy: Policy) -> Iterator[Proble
 ALGORITHM = Algorithm(
     Config=FlashSACConfig,
     update=flash_sac_update,
-    **(
-        OFF_POLICY_FIELDS
-        | {"make_own": _make_own, "add_demonstrations": _add_demonstrations, "policy_problems": _policy_problems}
-    ),
+    **OFF_POLICY_FIELDS | {"add_demonstrations": _add_demonstrations, "policy_problems": _policy_problems},
 )

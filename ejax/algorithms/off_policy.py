@@ -69,6 +69,11 @@ class OffPolicyOptions(GradientOptions):
     max_grad_norm: PositiveFloat = Field(default=float("inf"), allow_inf_nan=True)
     """Limit of the actor's gradient and, separately, of the critics'. Infinity: no clipping."""
 
+    def init_extra(self, num_envs: int) -> PyTree:
+        """Make ``OffPolicyState.extra``."""
+        del num_envs
+        return ()
+
 
 @struct.dataclass(kw_only=True)
 class OffPolicyState:
@@ -181,7 +186,8 @@ def make_own(options: Any, policy: Policy, env: Env | HostEnv, num_envs: int) ->
         raise ConfigError(problems)
     forms = obs_forms(env, num_envs)
     action = jnp.zeros((num_envs, math.prod(env.action_space.shape or ())))  # a policy's numbers: one of no axes
-    own = OffPolicyState(replay=init_replay(options.replay, forms, action, num_strata=strata))
+    replay = init_replay(options.replay, forms, action, num_strata=strata)
+    own = OffPolicyState(replay=replay, extra=options.init_extra(num_envs))
     if wanted is None:
         return own
     whole = ReplayConfig(capacity=wanted.num_transitions)  # of n_step steps already
