@@ -61,35 +61,27 @@ def save_checkpoint(
     directory: Path,
     name: str,
     state: PyTree,
-    meta: dict[str, Any],
+    meta: dict[str, Any] | None,
     save_arrays: Callable[[Path, PyTree], None] = save_arrays,
     previous: Path | None = None,
 ) -> Path:
     """Write ``directory/name`` and return it once it is complete on disk; one of that name stays until then.
 
-    ``previous``: a checkpoint of an earlier state of the same run, for ``ejax.store.replay_rows.save_rows``.
+    ``meta`` None: only this process's part of the state, whose checkpoint process 0 completes. ``previous``: a
+    checkpoint of an earlier state of the same run, for ``ejax.store.replay_rows.save_rows``.
     """
-    make_folder(directory, directory.parent)
-    _tidy(directory)
-    arrays = arrays_under_way(directory, name)
-    save_share(arrays, state, save_arrays, previous)
-    return _complete(arrays.parent, directory / name, meta, previous)
-
-
-def save_share(arrays: Path, state: PyTree, save_arrays: Callable[[Path, PyTree], None], previous: Path | None) -> None:
-    """Write this process's part of the state of a checkpoint whose arrays are in the folder ``arrays``."""
+    partial = directory / f"{_PARTIAL}{name}"
+    if meta is not None:
+        make_folder(directory, directory.parent)
+        _tidy(directory)
     if is_main_process():
-        make_folder(arrays.parent, arrays.parents[1])
+        make_folder(partial, directory)
     wait_for_all("the folder of a checkpoint")  # the first process tidies up before it makes the folder
-    previous = previous if previous is not None and previous.is_dir() else None
     if replays := replays_in(state):
-        import_entry(_ROWS, "save")(arrays.parent, replays, previous)
-    save_arrays(arrays, without_rows(state))
-
-
-def arrays_under_way(directory: Path, name: str) -> Path:
-    """Name the folder of a checkpoint's arrays until it is complete."""
-    return directory / f"{_PARTIAL}{name}" / "state"
+        there = previous if previous is not None and previous.is_dir() else None
+        import_entry(_ROWS, "save")(partial, replays, there)
+    save_arrays(partial / "state", without_rows(state))
+    return directory / name if meta is None else _complete(partial, directory / name, meta, previous)
 
 
 def rewrite_meta(path: Path, meta: dict[str, Any]) -> None:

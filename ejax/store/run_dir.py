@@ -47,14 +47,12 @@ from ejax.schema.writing import make_folder, move, replace_file
 from ejax.store.checkpoint import (
     CheckpointError,
     CheckpointMeta,
-    arrays_under_way,
     library_versions,
     list_checkpoints,
     recover_checkpoints,
     remove,
     save_arrays,
     save_checkpoint,
-    save_share,
     verify_checkpoint,
 )
 from ejax.store.digests import LISTING, DamagedError, ForeignError, check_digests, render_digests
@@ -131,7 +129,7 @@ class RunDirectory:
     exp_name: str
     save_arrays: Callable[[Path, PyTree], None] = save_arrays
     previous: list[Path] = field(default_factory=list, compare=False)
-    """At its end the checkpoint of the run that this process read or wrote last."""
+    """The checkpoint of the run that this process read or wrote last, if any."""
 
     @property
     def checkpoints(self) -> Path:
@@ -160,15 +158,14 @@ class RunDirectory:
 
     def save(self, state: PyTree, meta: dict[str, Any], *, keep: int) -> Path:
         """Save a periodic checkpoint; of the older ones ``keep`` − 1 stay."""
-        path = self._save(self._name(meta["global_step"]), state, meta)
+        path = self._save(state, meta["global_step"], meta, best=False)
         for old in self.periodic()[keep:]:  # only now, when the new one is complete
             remove(old)
         return path
 
     def save_best(self, state: PyTree, meta: dict[str, Any]) -> Path:
         """Save the best checkpoint; the former best goes once the new one is complete."""
-        name = self._name(meta["global_step"], best=True)
-        path = self._save(name, state, meta)
+        path = self._save(state, meta["global_step"], meta, best=True)
         for old in self.best():
             if old != path:
                 remove(old)
@@ -176,21 +173,14 @@ class RunDirectory:
 
     def save_share(self, state: PyTree, step: int, *, best: bool = False) -> None:
         """Write this process's part of the arrays of a checkpoint, which process 0 saves at the same time."""
-        name = self._name(step, best=best)
-        save_share(arrays_under_way(self.checkpoints, name), state, self.save_arrays, self._previous)
-        self.previous[:] = [self.checkpoints / name]
+        self._save(state, step, None, best=best)
 
-    @property
-    def _previous(self) -> Path | None:
-        return self.previous[-1] if self.previous else None
-
-    def _save(self, name: str, state: PyTree, meta: dict[str, Any]) -> Path:
-        path = save_checkpoint(self.checkpoints, name, state, meta, self.save_arrays, self._previous)
+    def _save(self, state: PyTree, step: int, meta: dict[str, Any] | None, *, best: bool) -> Path:
+        """Write a checkpoint; ``meta`` None: this process's part of its arrays."""
+        path = self.checkpoints / f"{self.exp_name}_{'best_' if best else ''}step_{step}"
+        save_checkpoint(self.checkpoints, path.name, state, meta, self.save_arrays, next(iter(self.previous), None))
         self.previous[:] = [path]
         return path
-
-    def _name(self, step: int, *, best: bool = False) -> str:
-        return f"{self.exp_name}_{'best_' if best else ''}step_{step}"
 
     def recover(self) -> list[str]:
         """Put in place the checkpoints that a kill caught, and report them. For the one process that continues."""
@@ -200,11 +190,6 @@ class RunDirectory:
     def saved(self) -> list[Path]:
         """List all checkpoints, damaged ones included: those made along the way, then the best."""
         return [*self.periodic(), *self.best()]
-
-    def check_sealed(self) -> list[str]:
-        """Return a line of alarm if the digests of the configs are gone."""
-        digests = self.config_file.with_name(LISTING)
-        return [] if digests.exists() else [f"{digests} is gone: no change to {self.config_file} can be seen"]
 
     def versions(self) -> dict[str, Any]:
         """Read what the run started from: ``origin``, a checkpoint or file, and ``device``, its ``<platform>: <kind>``.
@@ -290,30 +275,23 @@ def create_run_directory(
         **({} if origin is None else {"origin": os.path.abspath(origin)}),
         **({"notes": list(notes)} if notes else {}),
     }
-    if path is None:
-        path = new_run_folder(config)
-    name = config.trainer.exp_name
-    directory = RunDirectory(path, name)
+    path = new_run_folder(config) if path is None else path
+    directory = RunDirectory(path, config.trainer.exp_name)
     if directory.config_file.exists():
         text = f"{path} holds a run already; resume it with {directory.resume_command}, or choose another folder"
         raise FileExistsError(text)
     try:
-        _write_configs(directory, config, versions)
+        facts = zip(_CONFIGS, (config.to_dict(), versions), strict=True)
+        texts = {name: to_json(values, indent=2) for name, values in facts}
+        # the digests come first: a run without its seal would look damaged
+        seal = {LISTING: render_digests({name: sha256(text.encode()) for name, text in texts.items()})}
+        make_folder(directory.checkpoints, path)  # a kill may have come right after it
+        for name, text in reversed((texts | seal).items()):  # the config last and whole: it makes the folder a run
+            replace_file(directory.config_file.with_name(name), text, path)
     except BaseException:
         directory.delete_if_new()
         raise
     return directory
-
-
-def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[str, Any]) -> None:
-    configs, run = directory.config_file.parent, directory.path
-    make_folder(directory.checkpoints, run)  # a kill may have come right after it
-    texts = [to_json(facts, indent=2) for facts in (config.to_dict(), versions)]
-    digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}
-    # before the config: a run without its seal would look damaged
-    replace_file(configs / LISTING, render_digests(digests), run)
-    replace_file(configs / VERSIONS, texts[1], run)
-    replace_file(directory.config_file, texts[0], run)  # last and whole: it makes the folder a run
 
 
 def new_run_folder(config: RunConfig) -> Path:
