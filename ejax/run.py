@@ -13,7 +13,6 @@ from ejax.training.loop import Loop
 from ejax.training.open_run import open_run
 from ejax.training.reporter import OnLog
 from ejax.training.sink import RunSink
-from ejax.training.start import Origin
 
 __all__ = ["Callback", "OnLog", "RunResult", "TrainingRun", "train"]
 __getattr__ = lazy_names("ejax.run", {"ejax.trainer": ("Trainer",)})
@@ -54,7 +53,7 @@ def train(
     if config.population is not None:
         text = "is trained by ejax.population.train_population; train trains one run"
         raise ConfigError([Problem("population", text)])
-    with open_run(config, Origin(resume, run_dir, fork)) as run:
+    with open_run(config, resume, run_dir, fork) as run:
         run.build(objects)
         sink = RunSink(run, callbacks, on_log) if is_main_process() else RunSink(run, writes=False)
         if owns_process():

@@ -45,7 +45,8 @@ def _run(name: str, args: argparse.Namespace) -> int:
                 return failure
             if not result.finished:
                 return int(args.stopped_exit_code)
-            config = command.starting_from(config, result.latest_checkpoint_path)
+            with_value = import_late("ejax.schema.frozen").with_value
+            config = with_value(config, "policy.init_from", str(result.latest_checkpoint_path))
         if config.population is None:
             result = run.train(config, resume=args.resume, run_dir=args.run, fork=args.fork)
             failure = command.print_summary(name, config, result)

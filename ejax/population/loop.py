@@ -15,7 +15,6 @@ from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.loop import Loop
 from ejax.training.open_run import open_run
 from ejax.training.sink import RunSink
-from ejax.training.start import Origin
 
 
 def train_population(config: RunConfig, *, resume: str | None = None, run_dir: Path | None = None) -> PopulationResult:
@@ -37,7 +36,7 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
         raise ConfigError([Problem("population", text)])
     # the members' numbers do not depend on the devices that share them, and a run may change them
     alone = with_value(config, "trainer.distributed", False)
-    with open_run(alone, Origin(resume, run_dir)) as run:
+    with open_run(alone, resume, run_dir) as run:
         with run.building():
             shared = with_value(run.config, "trainer.distributed", config.trainer.distributed)
             built = build_population(bind(shared))

@@ -75,18 +75,14 @@ def load(args: argparse.Namespace) -> RunConfig:
     for notice in config.notices:
         print(f"[config] {notice.key}: {notice.text}", flush=True)
     if args.verbose:
-        _list_registered(config)
+        kinds: tuple[Kind, ...] = ("env", "policy", "algorithm")
+        for kind, name in zip(kinds, (config.env.id, config.policy.name, config.algorithm.name), strict=True):
+            print(f"[config] {kind}: {name} (registered: {', '.join(names(kind))})")
+        trainer = config.trainer
+        steps = trainer.num_updates * trainer.buffer_size * trainer.num_envs
+        of_each = " on each device" if trainer.distributed else ""
+        print(f"[config] {steps:,} {config.step_name}{of_each} in {trainer.num_updates:,} updates", flush=True)
     return config
-
-
-def _list_registered(config: RunConfig) -> None:
-    chosen: dict[Kind, str] = {"env": config.env.id, "policy": config.policy.name, "algorithm": config.algorithm.name}
-    for kind, name in chosen.items():
-        print(f"[config] {kind}: {name} (registered: {', '.join(names(kind))})")
-    trainer = config.trainer
-    steps = trainer.num_updates * trainer.buffer_size * trainer.num_envs
-    of_each = " on each device" if trainer.distributed else ""
-    print(f"[config] {steps:,} {config.step_name}{of_each} in {trainer.num_updates:,} updates", flush=True)
 
 
 def _config_of(fork: Path) -> tuple[Path, str]:
@@ -107,11 +103,6 @@ def load_first(args: argparse.Namespace, config: RunConfig) -> RunConfig:
     if before.population is not None or config.trainer.distributed:
         raise ConfigError([Problem("--first", "is one run of one process; train it by itself, and set init_from")])
     return before
-
-
-def starting_from(config: RunConfig, policy: Path) -> RunConfig:
-    """Let a run start from the policy of a checkpoint."""
-    return config.model_copy(update={"policy": config.policy.model_copy(update={"init_from": str(policy)})})
 
 
 def print_summary(name: str, config: RunConfig, result: RunResult) -> int:

@@ -23,6 +23,7 @@ from ejax.envs.mujoco.choice import Engine, choose_engine, how_to_install
 from ejax.envs.randomization.names import split_events
 from ejax.envs.wrappers.placing import FIELD, add_events, for_evaluation, why_none, with_functor_events, wrap
 from ejax.logs.json_records import read_facts
+from ejax.schema.frozen import with_value
 from ejax.schema.messages import explain
 from ejax.schema.paths import leaves, nest
 from ejax.schema.registry import import_entry, is_import_path, resolve
@@ -242,8 +243,7 @@ def with_engine(config: RunConfig, engine: Engine) -> RunConfig:
     if _find_engine(env.id, env.cfg) is None:
         text = f"{env.id} has no argument physics: ejax does not step it by one of its MuJoCo engines"
         raise ConfigError([Problem("env.id", text)])
-    cfg = env.cfg.copy({"physics": engine})
-    return config.model_copy(update={"env": env.model_copy(update={"cfg": cfg})})
+    return with_value(config, "env.cfg.physics", engine)
 
 
 def engine_of(checkpoint: Path) -> Engine | None:

@@ -67,8 +67,10 @@ class Loop:
             consumes = bool(replays_in(state))
             while update < total:
                 count = profiler.limit(update, self._cadence.updates_until_event(update, self._throttle.limit))
-                # a process that stopped alone would leave the others waiting
-                count, stops = self._agreed(count, should_stop() or sink.stopped)
+                stops = should_stop() or sink.stopped
+                if self._group is not None:  # one that stopped alone would leave the others waiting
+                    words = self._group.gather({"count": count, "stops": stops}, "begin an update")
+                    count, stops = words[0]["count"], any(word["stops"] for word in words)  # by the first's clock
                 if stops:
                     break
                 profiler.before(update, state)
@@ -91,13 +93,6 @@ class Loop:
             if pending is not None:
                 self._finish(pending)
             return sink.end(state, update, self._steps_per_s(update, time.monotonic()), should_stop)
-
-    def _agreed(self, count: int, stops: bool) -> tuple[int, bool]:
-        """Agree on the updates of the next dispatch, by the first process's clock, and on stopping instead."""
-        if self._group is None:
-            return count, stops
-        words = self._group.gather({"count": count, "stops": stops}, "begin an update")
-        return words[0]["count"], any(word["stops"] for word in words)
 
     def _finish(self, dispatch: Dispatch) -> None:
         with self._times.of(self._stepper.timer_name):  # the wait for the device is the update's own time

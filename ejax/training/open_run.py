@@ -31,8 +31,7 @@ from ejax.training.cadence import Cadence
 from ejax.training.environments import UserObjects
 from ejax.training.evaluators import check_best_metric
 from ejax.training.parts import Parts, rows_per_update
-from ejax.training.start import Origin, RunLocation, locate_together
-from ejax.training.steppers import Stepper
+from ejax.training.start import RunLocation, locate_run, locate_together
 from ejax.training.warm_start import set_rates, start_from_file, start_from_policy, start_from_run
 from ejax.training.watchdog import Watchdog, guarded_calls
 from ejax.types import PyTree
@@ -80,8 +79,12 @@ class OpenRun:
             parts = build(self.config, run=self.directory.path, objects=objects)
             state, meta, notes = first_state(self.location, parts)
             check_best_metric(self.config, parts)
+
+        def save_whole(folder: Path, state: PyTree) -> None:
+            save_arrays(folder, parts.stepper.joined(state))
+
         if self.group is not None:
-            self.directory = replace(self.directory, save_arrays=partial(_save_whole, parts.stepper))
+            self.directory = replace(self.directory, save_arrays=save_whole)
         self.begin(replace(parts, notes=(*parts.notes, *notes)), self.config, state, meta)
 
     def begin(self, parts: Parts, config: RunConfig, state: Any, meta: dict[str, Any]) -> None:
@@ -133,7 +136,9 @@ class OpenRun:
 
 
 @contextmanager
-def open_run(config: RunConfig, origin: Origin) -> Iterator[OpenRun]:
+def open_run(
+    config: RunConfig, resume: str | None = None, run_dir: Path | None = None, fork: Path | None = None
+) -> Iterator[OpenRun]:
     """Find or make the run's folder and hold it, until the call that trains in it ends."""
     keep_streams()
     trainer, started = config.trainer, time.monotonic()
@@ -145,7 +150,8 @@ def open_run(config: RunConfig, origin: Origin) -> Iterator[OpenRun]:
         ExitStack() as stack,
     ):
         group = _group_of(config)  # first of all: the others wait for this one
-        location = locate_together(config, origin, group, stack)
+        find = partial(locate_run, config, stack, resume, run_dir, fork)
+        location = find() if group is None else locate_together(find, group)
         if trainer.console and is_main_process():  # building and compiling take from seconds to minutes
             print(f"run folder {location.directory.path}; building the environment {config.env.id} …", flush=True)
         try:
@@ -163,10 +169,6 @@ def _group_of(config: RunConfig) -> Group | None:
         text = "got false in one of several processes that were joined, which would all train the same"
         raise ConfigError([Problem("trainer.distributed", f"{text}; set it to true")])
     return Group(config.trainer.process_timeout_s)
-
-
-def _save_whole(stepper: Stepper[Any], folder: Path, state: PyTree) -> None:
-    save_arrays(folder, stepper.joined(state))
 
 
 def first_state(location: RunLocation, parts: Parts) -> tuple[Any, dict[str, Any], Sequence[str]]:

@@ -1,6 +1,7 @@
 """Find where a run begins: a new one, one that continues, a fork of another, or one from another system's file."""
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,15 +35,6 @@ from ejax.training.warm_start import find_checkpoint
 
 
 @dataclass(frozen=True)
-class Origin:
-    """The place that a run begins at, by the arguments of ``ejax.run.train``. None of them: a new run."""
-
-    resume: str | None = None
-    run_dir: Path | None = None
-    fork: Path | None = None
-
-
-@dataclass(frozen=True)
 class RunLocation:
     """A run's folder, and what it can continue from."""
 
@@ -60,11 +52,9 @@ class RunLocation:
     notes: tuple[str, ...] = ()
 
 
-def locate_together(config: RunConfig, origin: Origin, group: Group | None, locks: ExitStack) -> RunLocation:
+def locate_together(find: Callable[[], RunLocation], group: Group) -> RunLocation:
     """Have the first of several processes locate the run, and the others take its word."""
-    if group is None:
-        return locate_run(config, origin, locks)
-    location = locate_run(config, origin, locks) if is_main_process() else None
+    location = find() if is_main_process() else None
     word = location and {
         "config": location.config.to_dict(),
         "run_dir": str(location.directory.path.absolute()),
@@ -79,14 +69,19 @@ def locate_together(config: RunConfig, origin: Origin, group: Group | None, lock
     return RunLocation(directory, parse_untrusted(found["config"]), checkpoint, found["file"])
 
 
-def locate_run(config: RunConfig, origin: Origin, locks: ExitStack) -> RunLocation:
-    """Make or open the folder of the run that ``origin`` names; errors as ``ejax.run.train``'s. ``locks`` keeps the
-    folder's lock."""
+def locate_run(
+    config: RunConfig,
+    locks: ExitStack,
+    resume: str | None = None,
+    run_dir: Path | None = None,
+    fork: Path | None = None,
+) -> RunLocation:
+    """Make or open the folder of a run, by these arguments of ``ejax.run.train`` and with its errors. ``locks`` keeps
+    the folder's lock."""
     refuse_rerun()
-    resume, fork = origin.resume, origin.fork
     if fork is not None and resume is not None:
         raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so pass only one of them")
-    run_dir = origin.run_dir and Path(expanded(str(origin.run_dir)))
+    run_dir = run_dir and Path(expanded(str(run_dir)))
     if fork is not None:
         passed_over: list[str] = []
         source = str(find_checkpoint(fork, passed_over).absolute())
@@ -177,12 +172,8 @@ def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -
     else:
         sizes = record.sizes(options, config.data.chunk_size)
         note = f"{num_devices} devices share each batch; the checkpoint was made on {was}"
-    config = config.model_copy(
-        update={
-            "trainer": config.trainer.model_copy(update=dict(sizes)),
-            "algorithm": config.algorithm.model_copy(update={"cfg": options}),
-        }
-    )
+    for key, value in {"algorithm.cfg": options, **{f"trainer.{name}": size for name, size in sizes.items()}}.items():
+        config = with_value(config, key, value)
     return config, (note,) if was != num_devices else ()
 
 

@@ -18,7 +18,7 @@ from ejax.envs.mujoco.engine import Physics
 from ejax.run import train
 from ejax.runtime.device import WARP_FLAG, device_problem
 from ejax.training.environments import resolve_physics
-from ejax.training.start import Origin, RunLocation, locate_run
+from ejax.training.start import RunLocation, locate_run
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, platform: str, *packages: str) -> None:
@@ -33,7 +33,7 @@ def config(**env_cfg: Any) -> RunConfig:
 
 def place_of(config: RunConfig, *origin: Any) -> RunLocation:
     with ExitStack() as locks:
-        return locate_run(config, Origin(*origin), locks)
+        return locate_run(config, locks, *origin)
 
 
 @cases(
