@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from ejax.algorithms.step import RunState, init_host_run_state
 from ejax.config.data import DataConfig
-from ejax.data import DataBudgetExhaustedError, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataWorkerError
+from ejax.data import DataBudgetExhaustedError, OnlineDataEngine, OnlineDataWorkerError
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.prefetch import Ahead
 from ejax.data.samplers import make_rng
@@ -39,7 +39,7 @@ from ejax.training.fields import open_kept, policy_numbers, read_array, read_obs
 from ejax.training.host_steppers import MeshUpdate
 from ejax.training.parts import Ingredients, Parts
 from ejax.training.programs import jitted
-from ejax.training.steppers import Layout, ShouldStop, Stepper
+from ejax.training.steppers import Layout, ShouldStop, Stepper, of_one_update
 from ejax.types import Array, HostEnv, Key, Metrics, Params, PyTree
 
 if TYPE_CHECKING:
@@ -89,16 +89,8 @@ def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = N
         return replace(state, update=state.update + 1, train=train), metrics
 
     mesh_update = None if layout is None else MeshUpdate(clone, made.key, layout)
-    alone = jitted((update, *same.values()), clone)
-    stepper = CloningStepper(
-        demonstrations,
-        (lambda state, batch: alone(state, batch, made.key)) if mesh_update is None else mesh_update.learn,
-        mesh_update=mesh_update,
-        group=Group(config.trainer.process_timeout_s) if process_count() > 1 else None,
-        env=made.env if isinstance(made.env, HostEnv) else None,
-        # a policy that another run has trained keeps its units
-        fits=made.policy if config.policy.init_from is None and isinstance(made.policy, FittedPolicy) else None,
-    )
+    alone = partial(jitted((update, *same.values()), clone), key=made.key)
+    stepper = CloningStepper(made, demonstrations, alone, mesh_update)
     state = init_host_run_state(made.policy, made.optimizer, made.key, obs)
     state = replace(state, source=demonstrations.state())
     return Parts(made.policy, made.env, made.optimizer, stepper, state, num_devices)
@@ -108,26 +100,23 @@ class CloningStepper(Stepper[RunState]):
     """An update from each batch; ``RunState.source`` identifies the episodes.
 
     Args:
-        clone: an update of the run from a batch.
-        mesh_update: whose it is, on several devices.
-        group: the processes that draw a part of each batch. None: this is the only one.
-        env: closed at the end.
-        fits: a policy whose statistics are those of the first batch.
+        clone: an update of the run from a batch, on one device; on several it is ``mesh_update``'s.
     """
 
     def __init__(
         self,
+        made: Ingredients,
         demonstrations: "Demonstrations",
         clone: Callable[[RunState, Batch], tuple[RunState, Metrics]],
-        *,
         mesh_update: MeshUpdate | None,
-        group: Group | None,
-        env: HostEnv | None,
-        fits: FittedPolicy | None = None,
     ) -> None:
-        self._fits = fits
-        self.demonstrations, self._clone, self._mesh_update, self._group = demonstrations, clone, mesh_update, group
-        self._env = env
+        self.demonstrations, self._env, self._mesh_update = demonstrations, made.env, mesh_update
+        self._clone = clone if mesh_update is None else mesh_update.learn
+        # the processes draw a part of each batch
+        self._group = Group(made.config.trainer.process_timeout_s) if process_count() > 1 else None
+        # a policy that another run has trained keeps its units, a new one's are those of the first batch
+        fits = made.config.policy.init_from is None and isinstance(made.policy, FittedPolicy)
+        self._fits = cast(FittedPolicy, made.policy) if fits else None
 
     def start(self, state: RunState) -> RunState:
         self._update = self._first = int(state.update)
@@ -158,8 +147,7 @@ class CloningStepper(Stepper[RunState]):
         if is_first:  # compiles; what it computes is not waited for
             facts["time/compile_s"] = time.perf_counter() - began
         self._update += 1
-        rows: dict[str, Any] = {name: np.array([value]) for name, value in facts.items()}
-        return state, {name: x[None] for name, x in metrics.items()} | rows
+        return state, of_one_update(metrics, facts)
 
     def reports(self) -> list[str]:
         notes, self.demonstrations.notes = self.demonstrations.notes, []
@@ -170,7 +158,7 @@ class CloningStepper(Stepper[RunState]):
             self.demonstrations.__exit__(kind, error, traceback)
         finally:
             with noting(error, "closing the environment"):
-                if self._env is not None:
+                if isinstance(self._env, HostEnv):
                     self._env.close()
 
 
@@ -212,8 +200,10 @@ class Demonstrations(AbstractContextManager["Demonstrations"]):
         elif config.engine is None:
             self._source, self._state = _open_folder(config, None, self.part)
         else:
-            self._seed = _of_process(config.seed)
-            self._source = self.engine = _make_engine(config.engine, _of_process(config.engine.seed or config.seed))
+            task, self._seed = config.engine.task, _of_process(config.seed)
+            task = place_of_task(task) if isinstance(task, str) else task
+            options = config.engine.replace(task=task, seed=_of_process(config.engine.seed or config.seed))
+            self._source = self.engine = OnlineDataEngine(options)
         self._ahead: Ahead[Batch] | None = None
         budget = None if config.engine is None else config.engine.episode_sample_budget
         # with a budget one at a time: new episodes are then enough for whoever waited for them
@@ -237,10 +227,8 @@ class Demonstrations(AbstractContextManager["Demonstrations"]):
         if self._rounds is not None:
             self._open_rounds(int(state["num_episodes"]))
             if int(self._state["digest"]) != int(state["digest"]):
-                text = (
-                    f"{self._rounds.folder} does not begin with the {int(state['num_episodes'])} episodes that it had"
-                )
-                raise CheckpointError(f"{text}; put it back, or start a new run")
+                text = f"does not begin with the {int(state['num_episodes'])} episodes that it had"
+                raise CheckpointError(f"{self._rounds.folder} {text}; put it back, or start a new run")
             if self._rounds.due(first) is not None:
                 return  # ``renew`` goes on
         elif self.engine is not None:
@@ -353,11 +341,6 @@ def _of_process(seed: int) -> int:
     if process_count() == 1:
         return seed
     return int(np.random.SeedSequence((seed, jax.process_index())).generate_state(1)[0])
-
-
-def _make_engine(options: OnlineDataEngineCfg, seed: int) -> OnlineDataEngine:
-    task = place_of_task(options.task) if isinstance(options.task, str) else options.task
-    return OnlineDataEngine(options.replace(task=task, seed=seed))
 
 
 def _open_folder(config: DataConfig, count: int | None, part: slice) -> tuple[ChunkSource, PyTree]:

@@ -11,7 +11,7 @@ import zlib
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.export
@@ -47,6 +47,7 @@ class Rounds(AbstractContextManager["Rounds"]):
 
     def __init__(self, data: DataConfig, policy: Policy, obs: PyTree, chunk: int, run: Path) -> None:
         self._data, self._policy, self._obs, self._chunk, self._run = data, policy, obs, chunk, run
+        self._options = cast(DaggerConfig, data.dagger)
         self.folder = run / FOLDER
         # not in the run's folder, which may be anybody's: it is unpickled
         self._private = tempfile.TemporaryDirectory(prefix="ejax-rounds-")
@@ -54,11 +55,6 @@ class Rounds(AbstractContextManager["Rounds"]):
         self._engine: OnlineDataEngine | None = None
         self._program: bytes | None = None
         self._facts: dict[str, float] = {}
-
-    @property
-    def _options(self) -> DaggerConfig:
-        assert self._data.dagger is not None, "who makes rounds has asked"
-        return self._data.dagger
 
     def due(self, update: int) -> int | None:
         """Return the number of the round before this update, if there is one."""

@@ -4,11 +4,9 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from ejax.algorithms.replay_buffer import Replay, put_back, take_out
@@ -19,7 +17,7 @@ from ejax.envs.host.guarded import GuardedEnv
 from ejax.runtime.processes import Group
 from ejax.runtime.sharding import as_local, exchange, is_main_process, local_copy, make_mesh, replicated, shard, sharded
 from ejax.training.programs import jitted
-from ejax.training.steppers import Layout, ShouldStop, Stepper, commit_to_device, shared_environments
+from ejax.training.steppers import Layout, ShouldStop, Stepper, commit_to_device, of_one_update, shared_environments
 from ejax.types import Key, Metrics, Rollout
 
 CollectionMetrics = dict[str, float]
@@ -60,7 +58,12 @@ class HostStepper(Stepper[RunState]):
         self._mesh_update: MeshUpdate | None = None
         if collector.mesh is not None:
             layout = shared_environments(list(collector.mesh.devices.flat))
-            self._mesh_update = MeshUpdate(partial(_learn_next, learn), key, layout)
+
+            def learn_next(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
+                _, key_update = jax.random.split(jax.random.fold_in(key, state.update))
+                return learn(state, rollout, key_update)
+
+            self._mesh_update = MeshUpdate(learn_next, key, layout)
         self._should_stop: ShouldStop = lambda: False
         self.notes: list[str] = []
 
@@ -117,8 +120,7 @@ class HostStepper(Stepper[RunState]):
         self._update += 1
         if self.background is not None:
             self.background.publish(as_local(learner.train.params), self._update)
-        rows: dict[str, Any] = {name: np.array([value]) for name, value in (facts | seconds).items()}
-        return replace(learner, envs=collected.envs), {name: x[None] for name, x in metrics.items()} | rows
+        return replace(learner, envs=collected.envs), of_one_update(metrics, facts | seconds)
 
     def _metrics_of_all(self, collected: Collected | None) -> CollectionMetrics | None:
         """Gather the metrics of all processes' collections. None: one gave up its rollout, and there is no update."""
@@ -190,11 +192,6 @@ def consuming(learn: Learn) -> Callable[..., tuple[RunState, Metrics]]:
         return learn(put_back(state, replays), rows, key)
 
     return learn_apart
-
-
-def _learn_next(learn: Learn, state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
-    _, key_update = jax.random.split(jax.random.fold_in(key, state.update))
-    return learn(state, rollout, key_update)
 
 
 class MeshUpdate:

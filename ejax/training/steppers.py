@@ -1,7 +1,7 @@
 """Steppers: advance a run by n updates. This one does everything in one program; ``host_steppers`` has the others."""
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -72,6 +72,12 @@ class Stepper(AbstractContextManager[Any], Protocol[State]):
 
     def __exit__(self, *error: Any) -> None:
         return
+
+
+def of_one_update(metrics: Metrics, facts: Mapping[str, float]) -> Metrics:
+    """Return the metrics of an update's program, and facts of the host, as ``advance`` does for several updates."""
+    rows: dict[str, Any] = {name: np.array([value]) for name, value in facts.items()}
+    return {name: x[None] for name, x in metrics.items()} | rows
 
 
 def commit_to_device(state: T) -> T:

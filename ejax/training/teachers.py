@@ -10,7 +10,7 @@ import numpy as np
 from ejax.algorithms.record import Teacher
 from ejax.algorithms.step import RunState
 from ejax.algorithms.taught import Committee, distribution_form, seen_by
-from ejax.algorithms.teaching import Responsibility, TeacherConfig
+from ejax.algorithms.teaching import TeacherConfig
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.environment import paths
 from ejax.config.load import parse_policy
@@ -54,20 +54,16 @@ def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[
         text = f"have distributions of several kinds: {', '.join(kinds)}; use teachers that squash alike"
         raise ConfigError([Problem(f"{key}.teachers", text)])
     for i, each in enumerate(options.teachers[:-1]):
-        _check_responsibility(each.when, env, obs, f"{key}.teachers.{i}.when")
+        when, place = each.when, f"{key}.teachers.{i}.when"
+        _seen(env, when.obs, f"{place}.obs")
+        (width,) = jax.eval_shape(lambda obs, part=when.obs: flatten_observation(seen_by(obs, part)), obs).shape[1:]
+        if max(when.entries, default=0) >= width:
+            text = f"got {list(when.entries)}, but {when.obs or 'the observation'} has the numbers 0 to {width - 1}"
+            raise ConfigError([Problem(f"{place}.entries", text)])
     members = zip(teachers, options.teachers, strict=True)
     policy: Any = Committee(tuple((teacher.policy, teacher.obs, each.when) for teacher, each in members))
     params = tuple(teacher.params for teacher in teachers)
     return Teacher(policy, params), tuple(note for _, notes in loaded for note in notes)
-
-
-def _check_responsibility(when: Responsibility, env: Env | HostEnv, obs: Any, key: str) -> None:
-    """Raise ConfigError: numbers of the observation that are not there."""
-    _seen(env, when.obs, f"{key}.obs")
-    (width,) = jax.eval_shape(lambda obs: flatten_observation(seen_by(obs, when.obs)), obs).shape[1:]
-    if max(when.entries, default=0) >= width:
-        text = f"got {list(when.entries)}, but {when.obs or 'the observation'} has the numbers 0 to {width - 1}"
-        raise ConfigError([Problem(f"{key}.entries", text)])
 
 
 def _load_one(
@@ -89,7 +85,13 @@ def _load_one(
         elif exported:
             policy, params = import_entry(POLICY_READERS, EXPORT)(source, seen)
         else:
-            policy, params = _from_run(source, config, seen, notes)
+            path, meta = open_checkpoint(source, notes)
+            there = meta["config"]
+            policy = make_policy(_policy_of(there["policy"]) or config.policy, seen)
+            notes.append(f"{path} has learned from {meta['global_step']} steps")
+            for changed, before, now in differences(there["env"], config.to_dict()["env"], "env"):
+                notes.append(f"{changed} was {json.dumps(before)} for the teacher and is {json.dumps(now)} here")
+            params = load_params(path, _shapes(policy, seen), remedy=_TEACHER_REMEDY)
     except ConfigError as error:
         text = "; ".join(f"{problem.key}: {problem.text}" for problem in error.problems)
         raise ConfigError([Problem(key, f"the policy of {source} is not for this environment: {text}")]) from error
@@ -111,16 +113,6 @@ def check_teacher(config: RunConfig, now: RunState, saved: RunState) -> None:
             "Put it back, or start a new run (policy.init_from takes this one's student); a checkpoint's folder, in "
             "place of a run's, names one that does not change"
         )
-
-
-def _from_run(source: Path, config: RunConfig, seen: Any, notes: list[str]) -> tuple[Policy, Params]:
-    path, meta = open_checkpoint(source, notes)
-    there = meta["config"]
-    policy = make_policy(_policy_of(there["policy"]) or config.policy, seen)
-    notes.append(f"{path} has learned from {meta['global_step']} steps")
-    for key, before, now in differences(there["env"], config.to_dict()["env"], "env"):
-        notes.append(f"{key} was {json.dumps(before)} for the teacher and is {json.dumps(now)} here")
-    return policy, load_params(path, _shapes(policy, seen), remedy=_TEACHER_REMEDY)
 
 
 def _shapes(policy: Policy, seen: Any) -> Params:
