@@ -417,8 +417,9 @@ class _Training:
                 parts: Any = build(read)
                 self.rows = rows_per_update(read, parts)
             else:
-                parts = build_population(read)
-                self.rows = len(parts.members) * rows_per_update(parts.configs[0], parts.parts)
+                population = build_population(read)
+                parts = population.parts
+                self.rows = len(population.members) * rows_per_update(population.configs[0], parts)
             self.stepper = parts.stepper
             self.num_updates = parts.stepper.max_updates
             state = parts.state

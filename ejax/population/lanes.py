@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -122,9 +122,9 @@ class MemberLanes(Members):
         self._writer.write(run.step, rows, shown=shown)
 
     def _record_exploits(self, run: TrainingRun, metrics: MemberArrays) -> None:
-        parents = metrics[PARENT].astype(int)  # a metric is float
+        parents, names = metrics[PARENT].astype(int), cast(Any, self._parts.parts.state).values  # a metric is float
         for i in np.flatnonzero(parents != np.arange(len(parents))).tolist():
-            values = {f"{OPTIONS}{name}": float(metrics[f"population/{name}"][i]) for name in self._parts.state.values}
+            values = {f"{OPTIONS}{name}": float(metrics[f"population/{name}"][i]) for name in names}
             parent = int(parents[i])
             with by_product(EXPLOITS, self._writer.alarm):
                 exploited = Exploited(step=run.step, update=run.update, member=i, parent=parent, values=values)

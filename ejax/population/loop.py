@@ -1,9 +1,8 @@
 """The training of a population: one program makes every member's updates, in the loop of a single run."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.population.lanes import MemberLanes, PopulationResult
@@ -40,10 +39,9 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
         with run.building():
             shared = with_value(run.config, "trainer.distributed", config.trainer.distributed)
             built = build_population(bind(shared))
-        state, meta = built.state, dict[str, Any]()
+        state, meta = built.parts.state, dict[str, Any]()
         if run.location.checkpoint is not None:
             state, meta = load_checkpoint(run.location.checkpoint, state)
             run.directory.previous[:] = [run.location.checkpoint]
-        parts = replace(built.parts, stepper=cast(Any, built.stepper), notes=built.notes)
-        run.begin(parts, built.configs[0], state, meta)
+        run.begin(built.parts, built.configs[0], state, meta)
         return Loop(run, RunSink(run, members=partial(MemberLanes, run, built))).run()

@@ -43,11 +43,9 @@ class PopulationParts:
     configs: tuple[RunConfig, ...]
     """Config of each member alone; bound."""
     parts: Parts
-    """Those of the first member alone: environment, policy, and all else that members share."""
-    stepper: DeviceStepper[PopulationState]
+    """Those of the first member alone, environment, policy, and all else that members share; but the stepper and the
+    state, a ``PopulationState``, are of all."""
     evaluator: DeviceEvaluator
-    state: PopulationState
-    notes: tuple[str, ...] = ()
 
 
 def build_population(config: RunConfig) -> PopulationParts:
@@ -89,15 +87,10 @@ def build_population(config: RunConfig) -> PopulationParts:
     place, layout = (None, None) if mesh is None else (by_members(mesh), _layout(mesh))
     keys = jnp.stack([jax.random.key(member.seed) for member in members])
     env = cast(Env, evaluation_env(configs[0], parts.env))
-    return PopulationParts(
-        members,
-        configs,
-        parts,
-        DeviceStepper(step, keys, max_updates(trainer), layout=layout, fold=own_keys),
-        DeviceEvaluator(parts.policy, env, trainer, each=placement.each, place=place),
-        state,
-        (*parts.notes, *notes),
-    )
+    evaluator = DeviceEvaluator(parts.policy, env, trainer, each=placement.each, place=place)
+    stepper: Any = DeviceStepper(step, keys, max_updates(trainer), layout=layout, fold=own_keys)
+    shared_parts = replace(parts, stepper=stepper, state=cast(Any, state), notes=(*parts.notes, *notes))
+    return PopulationParts(members, configs, shared_parts, evaluator)
 
 
 def _layout(mesh: Mesh) -> Layout:

@@ -351,7 +351,7 @@ def test_a_resumed_population_ends_bit_for_bit_as_one_that_went_on(trained: Popu
     out = trained.run_dir.parent
     train_population(config_of(out, iterations=2), run_dir=out / "resumed")
     again = train_population(config_of(out), run_dir=out / "resumed", resume="latest")
-    like = build_population(config_of(out)).state
+    like = build_population(config_of(out)).parts.state
     assert trained.latest_checkpoint_path is not None and again.latest_checkpoint_path is not None
     ends = [load_checkpoint(path, like)[0] for path in (trained.latest_checkpoint_path, again.latest_checkpoint_path)]
     assert equal(*ends)
@@ -412,12 +412,13 @@ def test_the_command_line_goes_on_with_a_population(
 
 def after_updates(config: RunConfig, num_updates: int = 2) -> list[PyTree]:
     """Each member's ``TrainState``, and then the first member's by itself."""
-    parts = build_population(config)
+    built = build_population(config)
+    parts: Any = built.parts
     state, _ = parts.stepper.advance(parts.stepper.start(parts.state), num_updates, lambda: False)
-    alone = build(parts.configs[0])
+    alone = build(built.configs[0])
     moved = alone.stepper.advance(alone.stepper.start(alone.state), num_updates, lambda: False)
     assert moved is not None
-    return [jax.tree.map(lambda x, i=i: x[i], state.members.train) for i in range(len(parts.members))] + [
+    return [jax.tree.map(lambda x, i=i: x[i], state.members.train) for i in range(len(built.members))] + [
         moved[0].train
     ]
 
