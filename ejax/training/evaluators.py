@@ -188,24 +188,22 @@ def fresh_seeds(trainer: TrainerConfig) -> list[int]:
     return np.random.SeedSequence((trainer.seed, trainer.eval_seed, _FRESH)).generate_state(number_of).tolist()
 
 
-def best_or_last(best: Path | None, last: Path, note: Callable[[str], None]) -> Path:
-    """Choose the best checkpoint; the last one if there is none, or if it is damaged, with a note."""
+def load_best(best: Path | None, last: Path, params: Params, note: Callable[[str], None]) -> tuple[Path, Params]:
+    """Load the policy of the best checkpoint to where ``params`` are, which are those of the checkpoint ``last``.
+
+    Where there is none, or it is damaged, which is worth a note, it is the last one.
+    """
     if best is None:
-        return last
+        return last, params
     try:
         verify_checkpoint(best)
-        return best
     except CheckpointError as error:
         note(f"{error}; the last checkpoint replaces it in the fresh episodes")
-        return last
-
-
-def params_of(checkpoint: Path, last: Path, params: Params) -> Params:
-    """Load the policy in a checkpoint to where ``params`` are, which are those of the checkpoint ``last``."""
-    if step_of(checkpoint) == step_of(last):  # saved as best and as last
-        return params
-    own = load_params(checkpoint, jax.eval_shape(lambda: params))
-    return jax.tree.map(lambda x, there: jax.device_put(x, there.sharding), own, params)
+        return last, params
+    if step_of(best) == step_of(last):  # saved as best and as last
+        return best, params
+    own = load_params(best, jax.eval_shape(lambda: params))
+    return best, jax.tree.map(lambda x, there: jax.device_put(x, there.sharding), own, params)
 
 
 def step_of(checkpoint: Path) -> int:

@@ -30,11 +30,10 @@ from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import (
     Evaluator,
-    best_or_last,
     evaluate_fresh,
     fresh_seeds,
+    load_best,
     make_evaluator,
-    params_of,
     require_measured,
     write_fresh,
 )
@@ -165,7 +164,7 @@ class RunSink:
             each.on_start(self._run)
         self._callbacks.meta()  # one that cannot be saved is refused before anything is trained
         if self._start.evaluation_due:
-            self._evaluate_now()
+            self._record_evaluation(self._begin_evaluation(state))
 
     def reached(self, state: Any, update: int) -> Callable[[], Metrics] | None:
         """Note that ``state`` is under way on the device, and begin the evaluation that is due after it."""
@@ -228,9 +227,6 @@ class RunSink:
     def _begin_evaluation(self, state: Any) -> Callable[[], Metrics]:
         params = self._own_params(evaluated_params(state.train))
         return dict if self._evaluator is None else self._evaluator.begin(params)  # the first process evaluates alone
-
-    def _evaluate_now(self) -> None:
-        self._record_evaluation(self._begin_evaluation(self._run.state))
 
     def _record_evaluation(self, evaluation: Callable[[], Metrics]) -> None:
         run = self._run
@@ -312,9 +308,9 @@ class RunSink:
             self.note("several processes play no fresh episodes; ejax evaluate RUN --seed S does")
             return []
         params = self._own_params(evaluated_params(self._run.state.train))
-        savers = zip(self._savers, lasts, strict=True)
-        bests = [best_or_last(saver.best, last, self._writer.alarm) for saver, last in savers]
-        kept = [params_of(*each) for each in zip(bests, lasts, self._of_lanes(params), strict=True)]
+        lanes = zip(self._savers, lasts, self._of_lanes(params), strict=True)
+        found_bests = [load_best(saver.best, last, own, self._writer.alarm) for saver, last, own in lanes]
+        bests, kept = zip(*found_bests, strict=True)
         # members' are stacked, so that one program plays all
         best = kept[0] if self._members is None else jax.tree.map(lambda *own: jnp.stack(own), *kept)
 
@@ -349,7 +345,7 @@ class RunSink:
             self._recorder.break_off()
         self._save()
         if run.evaluation_due:
-            self._evaluate_now()
+            self._record_evaluation(self._begin_evaluation(state))
         for saver, own in zip(self._savers, self._of_lanes(state), strict=True):
             saver.save(own, update)  # a member can be continued alone; a single run is saved already
         fresh = self._evaluate_fresh(should_stop) if finished else []  # of an unfinished run they would come again
