@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from rich.box import HORIZONTALS
 from rich.console import Console, Group, RenderableType
@@ -142,17 +142,9 @@ class Latest:
         return duration(max(due - time.monotonic(), 0))
 
 
-class View(Protocol):
-    """One way to show a run. Called from one thread."""
-
-    def write(self, step: int, metrics: Mapping[str, float], best: Best | None) -> None: ...
-    def note(self, message: str) -> None: ...
-    def close(self) -> None: ...
-
-
 def make_console(
     title: str, *, total_steps: int, file: TextIO | None = None, start_step: int = 0, **shown: str
-) -> View:
+) -> "NotebookView | LiveView | PlainView":
     """Make the view that fits ``file`` (default: standard output): live in a terminal or a notebook, else plain.
 
     Args:
@@ -255,7 +247,8 @@ class PlainView:
         if len(train) < len(metrics):  # an evaluation: what came before it is shown first
             self._print_pending()
             fields = {tag.removeprefix("eval/"): v for tag, v in metrics.items() if tag not in train}
-            self._print("eval", step, fields, f" best={number(best.value)}{_at(best.step, '@{}')}" if best else "")
+            end = f" best={number(best.value)}{_at(best.step, '@{}')}" if best else ""
+            self._print(f"[eval] step={step} {self._latest.acts}:", fields, end)
 
     def note(self, message: str) -> None:
         print(message, file=self._file, flush=True)
@@ -270,18 +263,13 @@ class PlainView:
         first = {name: self._pending.pop(tag) for tag, name in SHORT_NAME.items() if tag in self._pending}
         own = {tag: value for tag, value in self._pending.items() if tag.startswith("train/")}
         rest = {tag.removeprefix("train/"): value for tag, value in own.items() if value != 0.0}  # nothing was skipped
-        self._print("train", self._pending_step, first | rest)
+        progress = f"done={self._latest.fraction:.0%} left={self._latest.time_left()}"
+        self._print(f"[train] step={self._pending_step} {progress}", first | rest)
         self._pending = {}
         now = self._clock()
         self._next_line = now + max(_PLAIN_INTERVAL_S, (now - self._began) / 100)
 
-    def _print(self, label: str, step: int, fields: Mapping[str, float], end: str = "") -> None:
-        line = f"[{label}] step={step}"
-        line += (
-            f" done={self._latest.fraction:.0%} left={self._latest.time_left()}"
-            if label == "train"
-            else f" {self._latest.acts}:"
-        )
+    def _print(self, line: str, fields: Mapping[str, float], end: str = "") -> None:
         for i, (name, value) in enumerate(fields.items()):
             field, rest = f" {name}={number(value)}", f" … {len(fields) - i} more"
             if len(line + field + end) + (len(rest) if i < len(fields) - 1 else 0) > _PLAIN_WIDTH:
