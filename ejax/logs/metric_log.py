@@ -104,7 +104,8 @@ def keep_up_to(
     lines = [
         line.rstrip(b"\r\n") + b"\n"
         for line, record in found
-        if record["step"] < step or (record["step"] == step and not (evaluates_again and _is_evaluation(record)))
+        if record["step"] <= step
+        and not (evaluates_again and record["step"] == step and any(tag.startswith("eval/") for tag in record))
     ]
     if wrong:
         problems.append(f"{path} is damaged: {_places(wrong)} not written by ejax, and left out")
@@ -161,10 +162,6 @@ def _change(content: bytes, logged: Mapping[str, Any]) -> str | None:
         return None
     what = "was changed" if len(content) >= logged["bytes"] else "lacks lines that it had" if content else "is gone"
     return f"{what} since the checkpoint was made; its numbers may differ"
-
-
-def _is_evaluation(record: Mapping[str, Any]) -> bool:
-    return any(tag.startswith("eval/") for tag in record)
 
 
 def _places(numbers: list[int]) -> str:

@@ -6,11 +6,11 @@ segment that did not change since the run's checkpoint before this one is a hard
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,6 @@ from ejax.store.arrays import REPLAY, CheckpointError
 
 _INDEX = "index.json"
 SEGMENT_BYTES = 4 << 20
-ReadRows: TypeAlias = Callable[[int, int], NDArray[Any]]
-"""``(start, count) -> rows``, packed."""
 
 
 class Ring(BaseModel):
@@ -100,7 +98,7 @@ def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) ->
     buffers = [_describe(replay) for replay in replays]
     for i, (replay, buffer) in enumerate(zip(replays, buffers, strict=True)):
         before = old[i] if i < len(old) and len(old[i].rings) == len(buffer.rings) else None
-        for ring, read in _own_rings(replay, buffer):
+        for ring, pages, place in _own_rings(replay):
             for start, count in buffer.segments(ring):
                 name = _name(i, ring, start // buffer.segment)
                 if previous is not None and before and not buffer.has_changed(before, ring, start, count):
@@ -108,7 +106,7 @@ def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) ->
                         link_file(previous / REPLAY / name, folder / name)
                         continue
                 with new_file(folder / name) as file:
-                    file.write(read(start, count).view(np.uint8).data)
+                    file.write(_read(pages, place, buffer, start, count).view(np.uint8).data)
     if is_main_process():
         replace_file(folder / _INDEX, json.dumps({"buffers": [buffer.model_dump() for buffer in buffers]}))
 
@@ -190,10 +188,10 @@ def _forms(replay: Replay) -> Buffer:
     return form.model_copy(update={"segment": max(1, SEGMENT_BYTES // form.record.itemsize)})
 
 
-def _own_rings(replay: Replay, buffer: Buffer) -> Iterator[tuple[int, ReadRows]]:
-    """Yield the rings that this process writes."""
+def _own_rings(replay: Replay) -> Iterator[tuple[int, Sequence[Any], int]]:
+    """Yield the rings that this process writes, each with arrays of its fields, and its place in them."""
     if isinstance(replay.rows, HostRows):
-        yield 0, partial(_read, replay.rows.pages(), buffer, 0)
+        yield 0, replay.rows.pages(), 0
         return
     leaves = jax.tree.leaves(replay.rows)
     for shards in zip(*(x.addressable_shards for x in leaves), strict=True):
@@ -204,10 +202,10 @@ def _own_rings(replay: Replay, buffer: Buffer) -> Iterator[tuple[int, ReadRows]]
             ]
             first = (shards[0].index[0].start or 0) * (replay.head.size // replay.head.shape[0])
             for i in range(pages[0].shape[0]):
-                yield first + i, partial(_read, pages, buffer, i)
+                yield first + i, pages, i
 
 
-def _read(pages: Sequence[Any], buffer: Buffer, ring: int, start: int, count: int) -> NDArray[Any]:
+def _read(pages: Sequence[Any], ring: int, buffer: Buffer, start: int, count: int) -> NDArray[Any]:
     packed = np.empty(count, buffer.record)
     if isinstance(pages[0], jax.Array):
         pages = _cut(pages, ring, start, count=min(buffer.segment, buffer.capacity - start))
