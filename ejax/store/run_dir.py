@@ -254,12 +254,11 @@ class RunDirectory:
 
 
 def create_run_directory(
-    config: RunConfig, path: Path | None = None, *, origin: str | None = None, notes: Sequence[str] = ()
+    config: RunConfig, path: Path, *, origin: str | None = None, notes: Sequence[str] = ()
 ) -> RunDirectory:
     """Make the folder of a new run and write its config and versions.
 
     Args:
-        path: instead of ``<output_dir>/<exp_name>_<time>``.
         origin: what the run starts from: a file of another system, or a checkpoint of another run.
         notes: on what the config left open and this machine decided.
 
@@ -275,7 +274,6 @@ def create_run_directory(
         **({} if origin is None else {"origin": os.path.abspath(origin)}),
         **({"notes": list(notes)} if notes else {}),
     }
-    path = new_run_folder(config) if path is None else path
     directory = RunDirectory(path, config.trainer.exp_name)
     if directory.config_file.exists():
         text = f"{path} holds a run already; resume it with {directory.resume_command}, or choose another folder"

@@ -26,7 +26,7 @@ from ejax.logs.metrics import MetricWriter
 from ejax.run import train
 from ejax.store import checkpoint
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
-from ejax.store.run_dir import RunDirectory, create_run_directory
+from ejax.store.run_dir import RunDirectory, create_run_directory, new_run_folder
 from ejax.training import open_run, saver
 from ejax.training.evaluators import DeviceEvaluator
 from ejax.training.saver import Saver
@@ -405,6 +405,6 @@ def test_runs_that_start_in_one_second_have_folders_of_their_own(
     monkeypatch.setattr(time, "strftime", lambda _format: "20260101_000000")
     monkeypatch.setattr(Path, "exists", lambda _path: False)
     run_config = parse_config(config(tmp_path / "outputs"))
-    paths = [create_run_directory(run_config).path for _ in range(3)]
+    paths = [create_run_directory(run_config, new_run_folder(run_config)).path for _ in range(3)]
     assert paths[0].name == "tiny_20260101_000000" and len(set(paths)) == 3
     assert all(path.name.startswith(paths[0].name) and (path / "configs").is_dir() for path in paths)
