@@ -62,11 +62,8 @@ class Rounds(AbstractContextManager["Rounds"]):
         return None if rest or number >= (self._options.rounds or number + 1) else number
 
     def collect(self, update: int, params: Params, count: int) -> int:
-        """Make the round before ``update``, after ``count`` episodes. Return how many there are then.
-
-        Raises:
-            CheckpointError: the folder goes on with other episodes than these. Exception: the expert's own.
-        """
+        """Make the round before ``update``, after ``count`` episodes. Return how many there are then. CheckpointError:
+        the folder goes on with other episodes than these. Exception: the expert's own."""
         number = update // self._options.every
         leaves, memory = (
             [np.asarray(x) for x in jax.tree.leaves(tree)]

@@ -19,23 +19,17 @@ from numpy.typing import NDArray
 from ejax.config.models import CameraConfig
 from ejax.envs.description import caption_of
 from ejax.episodes import record_episodes
+from ejax.numerics.weight_average import acting_params
 from ejax.runtime.sharding import local_copy
 from ejax.schema.messages import explain
 from ejax.training.callbacks import Callback, TrainingRun
-from ejax.types import Array, CameraView, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv, TrainState
+from ejax.types import Array, CameraView, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 
 _FPS = 20
 MAX_ENVS = 4
 _CLOSE_TIMEOUT_S = 120.0
 _LAST_TIMEOUT_S = 10.0
 """For a video that is broken off: one more frame, and ffmpeg's end."""
-
-
-def evaluated_params(train: TrainState) -> Params:
-    """Return the parameters that are evaluated and filmed."""
-    from ejax.numerics import weight_average  # few runs have an average
-
-    return weight_average.acting_params(train)
 
 
 class VideoRecorder(Callback, AbstractContextManager["VideoRecorder"]):
@@ -76,7 +70,7 @@ class VideoRecorder(Callback, AbstractContextManager["VideoRecorder"]):
         if not self._cameras:
             return
         # learners may have the parameters on several devices, or across processes, of which all take part
-        params = local_copy(evaluated_params(run.state.train), self._device)
+        params = local_copy(acting_params(run.state.train), self._device)
         self.record(params, jax.random.key(run.config.trainer.eval_seed), number)
 
     def record(self, params: Params, key: Key, count: int) -> None:

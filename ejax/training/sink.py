@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.evaluation import evaluation_notes
 from ejax.logs.metrics import MetricWriter
+from ejax.numerics.weight_average import acting_params
 from ejax.runtime.process_exit import hard_exit
 from ejax.runtime.processes import Group, RescueCall, report_failure
 from ejax.runtime.sharding import local_copy, process_count
@@ -38,7 +39,7 @@ from ejax.training.evaluators import (
     write_fresh,
 )
 from ejax.training.open_run import OpenRun
-from ejax.training.recorder import VideoRecorder, evaluated_params
+from ejax.training.recorder import VideoRecorder
 from ejax.training.reporter import TIME, MetricReporter, OnLog, SkippedUpdates
 from ejax.training.saver import BestDecision, Lane, Progress, Saver
 from ejax.training.steppers import ShouldStop
@@ -225,7 +226,7 @@ class RunSink:
         return local_copy(params, self._device) if self._members is None else params
 
     def _begin_evaluation(self, state: Any) -> Callable[[], Metrics]:
-        params = self._own_params(evaluated_params(state.train))
+        params = self._own_params(acting_params(state.train))
         return dict if self._evaluator is None else self._evaluator.begin(params)  # the first process evaluates alone
 
     def _record_evaluation(self, evaluation: Callable[[], Metrics]) -> None:
@@ -307,7 +308,7 @@ class RunSink:
         if process_count() > 1:  # all of them would have to read a checkpoint
             self.note("several processes play no fresh episodes; ejax evaluate RUN --seed S does")
             return []
-        params = self._own_params(evaluated_params(self._run.state.train))
+        params = self._own_params(acting_params(self._run.state.train))
         lanes = zip(self._savers, lasts, self._of_lanes(params), strict=True)
         found_bests = [load_best(saver.best, last, own, self._writer.alarm) for saver, last, own in lanes]
         bests, kept = zip(*found_bests, strict=True)
@@ -367,7 +368,7 @@ class RunSink:
             return self._members.result(run, facts | {"training_fps": steps_per_s * len(self._savers)})
         result = RunResult(
             policy=self._parts.policy,
-            params=evaluated_params(state.train),
+            params=acting_params(state.train),
             **facts,
             training_fps=steps_per_s,
             skipped_updates=progress.skipped_updates,
