@@ -31,7 +31,7 @@ from ejax.training.command import last_evaluation, of_fresh_episodes, print_fact
 from ejax.training.evaluators import read_fresh
 from ejax.training.open_run import OpenRun
 from ejax.training.reporter import memory_in_use, skipped_fraction, times
-from ejax.training.saver import Lane, Progress, Saver
+from ejax.training.saver import Lane, Progress
 from ejax.training.sink import Members
 from ejax.types import PyTree
 
@@ -86,7 +86,6 @@ class MemberLanes(Members):
             writer.note("no videos of a population's members: ejax evaluate RUN --member I --video FILE")
         metas = meta.get("members", [{}] * count)
         self.lanes = [_lane(run, i, own, metas[i]) for i, own in enumerate(parts.configs)]
-        self.savers = [Saver(lane, run) for lane in self.lanes]
         known = [each.progress.last_eval_metrics for each in self.lanes]
         # the end reports the last evaluation, which may be from before the resume
         if all(known):
@@ -139,7 +138,7 @@ class MemberLanes(Members):
             is_best = lane.progress.update_best(lane.config.trainer, row, run.update, run.step)
             lane.writer.write(run.step, row, lane.progress.best)
             if is_best:  # sliced on the device, and only if it is saved
-                self.savers[i].hold_best(self.take(run.state, i), run.update)
+                lane.hold_best(self.take(run.state, i), run.update)
         self._summarize_evaluation(metrics)
         self._write_summary(run)
         shown = {k: x for k, x in self._last_eval.items() if k.startswith((self._trainer.best_eval_metric, REWARD))}
@@ -174,8 +173,8 @@ class MemberLanes(Members):
     def meta(self) -> dict[str, Any]:
         # the members' best first: a kill in between leaves a best checkpoint that is newer than the state of all,
         # which the resumed population sets aside
-        for saver in self.savers:
-            saver.save_best()
+        for lane in self.lanes:
+            lane.save_best()
         members = [{**asdict(each.progress), "log": each.writer.logged()} for each in self.lanes]
         # JSON has no NaN
         return {"members": members, "rewards": [x if math.isfinite(x) else None for x in self._rewards.tolist()]}
@@ -208,7 +207,7 @@ def _lane(run: OpenRun, index: int, config: RunConfig, meta: Mapping[str, Any]) 
         directory.archive_after(step)
         record_changes(directory.config_file, config, step)
     progress, _ = Progress.of({**meta, "config": run.meta.get("config", {})}, config.trainer)
-    return Lane(config, directory, run.writer(directory.path, config, meta, quiet=True), progress)
+    return Lane(run, config, directory, run.writer(directory.path, config, meta, quiet=True), progress)
 
 
 def summaries(metrics: Mapping[str, NDArray[Any]], *, best: Mapping[str, str] | None = None) -> dict[str, float]:

@@ -78,18 +78,9 @@ class Progress(Callback):
         self.update_best(run.config.trainer, metrics, run.update, run.step)
 
 
-@dataclass(frozen=True)
 class Lane:
-    """Folder, log and counters of a single run, or of one member of a population."""
-
-    config: RunConfig
-    directory: RunDirectory
-    writer: MetricWriter
-    progress: Progress
-
-
-class Saver:
-    """Saves the states of one lane, each update at most once, and the best.
+    """A single run, or one member of a population: its folder, log and counters, and how its states are saved, each
+    update at most once, and the best.
 
     Args:
         run: whose state the lane is, or has a part of.
@@ -100,12 +91,21 @@ class Saver:
     latest: Path | None = None
 
     def __init__(
-        self, lane: Lane, run: OpenRun, more: Callable[[], Mapping[str, Any]] = dict, *, writes: bool = True
+        self,
+        run: OpenRun,
+        config: RunConfig,
+        directory: RunDirectory,
+        writer: MetricWriter,
+        progress: Progress,
+        more: Callable[[], Mapping[str, Any]] = dict,
+        *,
+        writes: bool = True,
     ) -> None:
-        self._lane, self._run, self._more, self._writes = lane, run, more, writes
+        self.config, self.directory, self.writer, self.progress = config, directory, writer, progress
+        self._run, self._more, self._writes = run, more, writes
         self.complete: tuple[Any, int] = run.state, run.update
         """The last complete state and its update: what ``rescue`` saves."""
-        self.best = next(iter(lane.directory.best()), None)
+        self.best = next(iter(directory.best()), None)
         self._last_saved: int | None = None
         self._held: tuple[Any, int, dict[str, Any]] | None = None  # the best, not saved yet: state, update, meta
         self._wrote_best = -math.inf
@@ -119,15 +119,14 @@ class Saver:
         """
         if update == self._last_saved:
             return False
-        directory, keep = self._lane.directory, self._lane.config.trainer.keep_checkpoints
         self.save_best()  # first, since this checkpoint's meta names it
         with self._run.clock.of("save"), self._lock:
             if self._writes:
                 meta = self.meta(update) | {"evaluation_due": evaluation_due}
-                self.latest = directory.save(state, meta, keep=keep)
-                self._lane.writer.note(f"saved {self.latest}")
+                self.latest = self.directory.save(state, meta, keep=self.config.trainer.keep_checkpoints)
+                self.writer.note(f"saved {self.latest}")
             else:
-                directory.save_share(state, update * self._run.cadence.rows)
+                self.directory.save_share(state, update * self._run.cadence.rows)
             self._last_saved = update
         return True
 
@@ -147,16 +146,16 @@ class Saver:
             return None
         with self._run.clock.of("save"), self._lock:
             if self._writes:
-                self.best = self._lane.directory.save_best(state, meta)
+                self.best = self.directory.save_best(state, meta)
             else:
-                self._lane.directory.save_share(state, update * self._run.cadence.rows, best=True)
+                self.directory.save_share(state, update * self._run.cadence.rows, best=True)
             self._held, self._wrote_best = None, time.monotonic()
         return self.best
 
     def last_is_better(self, state: Any, update: int, best: Mapping[str, float], last: Mapping[str, float]) -> bool:
         """Make the last state the best, if it did better than the best in the same fresh episodes: a best of many
         evaluations was lucky in some of them. ``best``, ``last``: what was measured."""
-        trainer, progress = self._lane.config.trainer, self._lane.progress
+        trainer, progress = self.config.trainer, self.progress
         tag, mode, now = trainer.best_eval_metric, trainer.best_eval_mode, progress.last_eval_metrics
         if not improves(last, Best(best[tag], reward=best.get(REWARD)), tag=tag, mode=mode):
             return False
@@ -166,7 +165,7 @@ class Saver:
         self.save_best()
         self.evaluated(update)
         text = f"the last checkpoint is the best: in the same fresh episodes {tag} is {number(last[tag])} beside"
-        self._lane.writer.note(f"{text} {number(best[tag])}")
+        self.writer.note(f"{text} {number(best[tag])}")
         return True
 
     def evaluated(self, update: int) -> None:
@@ -198,15 +197,15 @@ class Saver:
         more, versions, first = self._more(), self._run.parts.stepper.versions(), self._run.update
         if versions is not None:  # a run that continues from it needs those of the rollouts before it
             written = versions[: update - first]  # the collector may be ahead of the updates
-            self._schedule_sha256 = write_schedule(self._lane.directory.path, first, written)
+            self._schedule_sha256 = write_schedule(self.directory.path, first, written)
         return {
             "global_step": update * self._run.cadence.rows,
             "num_updates": update,
-            **asdict(self._lane.progress),
+            **asdict(self.progress),
             "evaluation_due": False,
-            "log": self._lane.writer.logged(),
+            "log": self.writer.logged(),
             "schedule_sha256": self._schedule_sha256,
             "num_devices": self._run.parts.num_devices,
-            "config": self._lane.config.to_dict(),
+            "config": self.config.to_dict(),
             **more,
         }

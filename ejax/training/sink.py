@@ -41,7 +41,7 @@ from ejax.training.evaluators import (
 from ejax.training.open_run import OpenRun
 from ejax.training.recorder import VideoRecorder
 from ejax.training.reporter import TIME, MetricReporter, OnLog, SkippedUpdates
-from ejax.training.saver import BestDecision, Lane, Progress, Saver
+from ejax.training.saver import BestDecision, Lane, Progress
 from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, Params, Phase, PyTree
 
@@ -50,7 +50,6 @@ class Members(Callback, Protocol):
     """The lanes of a population; a callback whose metrics are [M], of all members."""
 
     lanes: Sequence[Lane]
-    savers: Sequence[Saver]
     """They save each member's best state, and its last."""
     evaluator: Evaluator
 
@@ -112,9 +111,8 @@ class RunSink:
         self._progress, messages = Progress.of(start.meta, self._trainer)
         self._members = None if members is None else members(writer)
         more = self._callbacks.meta if self._members is None else self._members.meta
-        lane = Lane(config, directory, writer, self._progress)
-        self.saver = Saver(lane, start, more, writes=writes)
-        self._savers = [self.saver] if self._members is None else self._members.savers
+        self.lane = Lane(start, config, directory, writer, self._progress, more, writes=writes)
+        self._lanes = [self.lane] if self._members is None else self._members.lanes
         self._reporter = MetricReporter(writer, self._progress, start.clock, self._device, on_log)
         # a process that does not write has no callbacks and does not evaluate: it only takes part
         self._all: list[Callback] = []
@@ -156,7 +154,7 @@ class RunSink:
         """All is compiled, after ``seconds`` since the call began."""
         first, profile = self._start.update, self._trainer.profile
         self._run.state = state
-        self.saver.complete = state, first
+        self.lane.complete = state, first
         self.note(f"built and compiled in {seconds:.1f} s")
         if profile is not None and profile.start < first:
             text = f"trainer.profile.start is {profile.start}, and the run continues at {first}"
@@ -169,7 +167,7 @@ class RunSink:
 
     def reached(self, state: Any, update: int) -> Callable[[], Metrics] | None:
         """Note that ``state`` is under way on the device, and begin the evaluation that is due after it."""
-        self.saver.complete = state, update  # a rescue saves this one while an environment hangs
+        self.lane.complete = state, update  # a rescue saves this one while an environment hangs
         return self._begin_evaluation(state) if self._run.cadence.evaluates(update) else None
 
     def finish(self, dispatch: Dispatch, metrics: dict[str, NDArray[Any]], steps_per_s: float) -> None:
@@ -204,11 +202,11 @@ class RunSink:
     def _save(self) -> None:
         run = self._run
         self._save_best()
-        if self.saver.save(run.state, run.update, evaluation_due=run.evaluation_due):
-            self._saved(self.saver.latest)
+        if self.lane.save(run.state, run.update, evaluation_due=run.evaluation_due):
+            self._saved(self.lane.latest)
 
     def _save_best(self, *, can_wait: bool = False) -> None:
-        if (path := self.saver.save_best(can_wait=can_wait)) is not None:
+        if (path := self.lane.save_best(can_wait=can_wait)) is not None:
             self._saved(path)
 
     def _saved(self, path: Path | None) -> None:
@@ -259,9 +257,9 @@ class RunSink:
         is_best = best is not None and best.step == run.step
         self._on_best_decided("best" if is_best else "not the best")
         if is_best:
-            self.saver.hold_best(run.state, run.update)
+            self.lane.hold_best(run.state, run.update)
             self._save_best(can_wait=True)
-        self.saver.evaluated(run.update)
+        self.lane.evaluated(run.update)
         self._recorder.on_evaluation(run, metrics)
 
     def _follow_evaluation(self) -> None:
@@ -274,8 +272,8 @@ class RunSink:
         elif decision != "given up":
             self._progress.last_evaluated = run.update
             if decision == "best":
-                self.saver.hold_best(run.state, run.update)
-                self.saver.save_best()
+                self.lane.hold_best(run.state, run.update)
+                self.lane.save_best()
             self._recorder.on_evaluation(run, {})
 
     def _results(self, evaluation: Callable[[], Metrics]) -> dict[str, Any] | None:
@@ -294,7 +292,7 @@ class RunSink:
 
     def _of_lanes(self, tree: PyTree) -> list[PyTree]:
         """Return each lane's part of an array, a state or metrics."""
-        return [self._of_lane(tree, i) for i in range(len(self._savers))]
+        return [self._of_lane(tree, i) for i in range(len(self._lanes))]
 
     def _of_lane(self, tree: PyTree, index: int) -> PyTree:
         return tree if self._members is None else self._members.take(tree, index)
@@ -302,15 +300,15 @@ class RunSink:
     def _evaluate_fresh(self, should_stop: ShouldStop) -> list[dict[str, dict[str, Any]]]:
         """Play each lane's best checkpoint and its last in fresh episodes, and return the facts; empty: none."""
         trainer, evaluator, seeds = self._trainer, self._evaluator, fresh_seeds(self._trainer)
-        lasts = [each.latest for each in self._savers if each.latest is not None]
-        if not seeds or evaluator is None or len(lasts) < len(self._savers):
+        lasts = [each.latest for each in self._lanes if each.latest is not None]
+        if not seeds or evaluator is None or len(lasts) < len(self._lanes):
             return []
         if process_count() > 1:  # all of them would have to read a checkpoint
             self.note("several processes play no fresh episodes; ejax evaluate RUN --seed S does")
             return []
         params = self._own_params(acting_params(self._run.state.train))
-        lanes = zip(self._savers, lasts, self._of_lanes(params), strict=True)
-        found_bests = [load_best(saver.best, last, own, self._writer.alarm) for saver, last, own in lanes]
+        lanes = zip(self._lanes, lasts, self._of_lanes(params), strict=True)
+        found_bests = [load_best(lane.best, last, own, self._writer.alarm) for lane, last, own in lanes]
         bests, kept = zip(*found_bests, strict=True)
         # members' are stacked, so that one program plays all
         best = kept[0] if self._members is None else jax.tree.map(lambda *own: jnp.stack(own), *kept)
@@ -328,11 +326,11 @@ class RunSink:
             return []
         rows = {"best": self._of_lanes(of_best), "last": self._of_lanes(of_last)}
         facts = []
-        for i, (saver, best_path, last) in enumerate(zip(self._savers, bests, lasts, strict=True)):
+        for i, (lane, best_path, last) in enumerate(zip(self._lanes, bests, lasts, strict=True)):
             found = {which: {tag: float(x) for tag, x in rows[which][i].items()} for which in rows}
             run = self._run
-            if best_path != last and saver.last_is_better(self._of_lane(run.state, i), run.update, **found):
-                best_path, found["best"] = cast(Path, saver.best), found["last"]
+            if best_path != last and lane.last_is_better(self._of_lane(run.state, i), run.update, **found):
+                best_path, found["best"] = cast(Path, lane.best), found["last"]
             paths, folder = {"best": best_path, "last": last}, last.parents[1]  # RUN/checkpoints/NAME
             facts.append({which: write_fresh(folder, which, paths[which], trainer, found[which]) for which in paths})
         return facts
@@ -347,8 +345,8 @@ class RunSink:
         self._save()
         if run.evaluation_due:
             self._record_evaluation(self._begin_evaluation(state))
-        for saver, own in zip(self._savers, self._of_lanes(state), strict=True):
-            saver.save(own, update)  # a member can be continued alone; a single run is saved already
+        for lane, own in zip(self._lanes, self._of_lanes(state), strict=True):
+            lane.save(own, update)  # a member can be continued alone; a single run is saved already
         fresh = self._evaluate_fresh(should_stop) if finished else []  # of an unfinished run they would come again
         if not finished:
             self.note(
@@ -362,10 +360,10 @@ class RunSink:
             "num_updates": update,
             "elapsed_time_sec": time.monotonic() - self._start.started,
             "finished": finished,
-            "latest_checkpoint_path": self.saver.latest,
+            "latest_checkpoint_path": self.lane.latest,
         }
         if self._members is not None:
-            return self._members.result(run, facts | {"training_fps": steps_per_s * len(self._savers)})
+            return self._members.result(run, facts | {"training_fps": steps_per_s * len(self._lanes)})
         result = RunResult(
             policy=self._parts.policy,
             params=acting_params(state.train),
@@ -373,7 +371,7 @@ class RunSink:
             training_fps=steps_per_s,
             skipped_updates=progress.skipped_updates,
             best_eval_value=progress.best_eval_value,
-            best_checkpoint_path=self.saver.best,
+            best_checkpoint_path=self.lane.best,
             last_train_metrics=self._reporter.last,
             last_eval_metrics=progress.last_eval_metrics,
             train_history=self._reporter.train_history,
@@ -393,7 +391,7 @@ class RunSink:
         if self._writes:
             if self._start.group is not None:
                 self._start.group.call_for_rescue()  # before saving, which waits for the others' parts
-            self.saver.rescue(reason, requested)
+            self.lane.rescue(reason, requested)
         report_failure(reason)
         print(f"ejax: {reason}", file=sys.stderr)
         hard_exit(1)
@@ -409,9 +407,9 @@ class RunSink:
         with noting(error, "saving"):
             if isinstance(error, RescueCall) and not self._writes:
                 # the first process hangs, and saves with this one's part
-                self.saver.save(*self.saver.complete)
+                self.lane.save(*self.lane.complete)
             elif error is not None:
-                self.saver.save_best()
+                self.lane.save_best()
         self._open.__exit__(kind, error, where)
         if error is None:
             self._show_messages()  # the last video is finished now

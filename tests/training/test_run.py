@@ -29,7 +29,7 @@ from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, create_run_directory, new_run_folder
 from ejax.training import open_run, saver
 from ejax.training.evaluators import DeviceEvaluator
-from ejax.training.saver import Saver
+from ejax.training.saver import Lane
 from ejax.training.sink import RunSink
 from ejax.training.steppers import DeviceStepper
 
@@ -128,7 +128,7 @@ def test_improvements_in_quick_succession_are_saved_once_and_survive_a_kill(
 
     monkeypatch.setattr(RunDirectory, "save_best", counted)
     # evaluations become better until update 6, and worse after it
-    evaluated, save = RunSink._results, Saver.save_best
+    evaluated, save = RunSink._results, Lane.save_best
     monkeypatch.setattr(
         RunSink, "_results", lambda sink, x: {**evaluated(sink, x), "eval/avg_reward": -abs(sink._run.update - 6.0)}
     )
@@ -142,11 +142,11 @@ def test_improvements_in_quick_succession_are_saved_once_and_survive_a_kill(
         "held": [n * STEPS for n in (1, 3, 4, 6)],
     }
 
-    def unless_killed(self: Saver, **options: bool) -> Path | None:
+    def unless_killed(self: Lane, **options: bool) -> Path | None:
         return None if isinstance(sys.exc_info()[1], Killed) else save(self, **options)
 
     with pytest.raises(Killed), monkeypatch.context() as patch:
-        patch.setattr(Saver, "save_best", unless_killed)
+        patch.setattr(Lane, "save_best", unless_killed)
         kill_at(patch, RunSink, "_record_evaluation", 7)
         train(parse_config(raw), run_dir=tmp_path / "killed")
     assert steps["killed"] == [n * STEPS for n in (1, 3, 4)]  # the one of update 6 is lost
