@@ -9,7 +9,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from jax.errors import ConcretizationTypeError
-from jax.sharding import Mesh
 
 from ejax.algorithms.step import RunState, Step
 from ejax.config import ConfigError, Problem, RunConfig, bind
@@ -84,22 +83,18 @@ def build_population(config: RunConfig) -> PopulationParts:
     if shared:
         notes += (f"{len(devices)} devices, {len(members) // len(devices)} members on each",)
     trainer, mesh = config.trainer, placement.mesh
-    place, layout = (None, None) if mesh is None else (by_members(mesh), _layout(mesh))
+    place = layout = None
+    if mesh is not None:  # the members are split over the devices
+        place, everywhere = by_members(mesh), replicated(mesh)
+        layout = Layout(
+            lambda state: replace(jax.tree.map(lambda _: place, state), update=everywhere), place, everywhere
+        )
     keys = jnp.stack([jax.random.key(member.seed) for member in members])
     env = cast(Env, evaluation_env(configs[0], parts.env))
     evaluator = DeviceEvaluator(parts.policy, env, trainer, each=placement.each, place=place)
     stepper: Any = DeviceStepper(step, keys, max_updates(trainer), layout=layout, fold=own_keys)
     shared_parts = replace(parts, stepper=stepper, state=cast(Any, state), notes=(*parts.notes, *notes))
     return PopulationParts(members, configs, shared_parts, evaluator)
-
-
-def _layout(mesh: Mesh) -> Layout:
-    """Split the members over the devices."""
-
-    def shardings(state: PopulationState) -> Any:
-        return replace(jax.tree.map(lambda _: by_members(mesh), state), update=replicated(mesh))
-
-    return Layout(shardings, key=by_members(mesh), rest=replicated(mesh))
 
 
 def _first_state(

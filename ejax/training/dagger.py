@@ -73,7 +73,13 @@ class Rounds(AbstractContextManager["Rounds"]):
             self._program = self._export(params)
         order = Order(number, update, self._data.seed, self._beta(number), self._program, leaves, memory, self._chunk)
         replace_file(self._order, pickle.dumps(order))
-        generation = self._fill()
+        if self._engine is None:
+            self._engine, generation = OnlineDataEngine(self._cfg), 1
+            self._engine.start()
+            self._stream = self._engine.episodes()
+        else:
+            generation = self._engine.request_refill()
+            self._engine.wait_for_generation(generation, _NEVER_S)
         make_folder(self.folder, self._run)
         taken = list(itertools.islice(self._stream, self._cfg.buffer_size))
         if any(each.origin.generation != generation for each in taken):
@@ -135,16 +141,6 @@ class Rounds(AbstractContextManager["Rounds"]):
         given = {"task": _PLACE, "task_cfg": arguments, "gym_config": {}, "action_config": {}}
         return self._data.engine.replace(**given, refill_policy="manual", seed=0)
 
-    def _fill(self) -> int:
-        if self._engine is None:
-            self._engine = OnlineDataEngine(self._cfg)
-            self._engine.start()
-            self._stream = self._engine.episodes()
-            return 1
-        generation = self._engine.request_refill()
-        self._engine.wait_for_generation(generation, _NEVER_S)
-        return generation
-
     def _export(self, params: Params) -> bytes:
         """Serialize the learner's decisions for the worker, which has neither its code nor its device."""
         size, form = self._task.task.num_envs, jax.tree.structure(params)
@@ -180,13 +176,12 @@ class Rounds(AbstractContextManager["Rounds"]):
             for index, each in enumerate(taken, count):
                 fields = flatten(each.episode.fields)
                 if there is not None and index < writer.num_episodes:
-                    _compare(flatten(there[index].frames), flatten(each.episode.frames), self.folder, index)
-                    continue
+                    kept = flatten(there[index].frames)
+                    if all(np.array_equal(x, kept[path]) for path, x in flatten(each.episode.frames).items()):
+                        continue
+                    text = f"episode {index} of {self.folder} is not the one that this run makes from its parameters"
+                    raise CheckpointError(
+                        f"{text}; another run has written there: start a new run, or put its folder back"
+                    )
                 origin = Origin(int(fields[SEED]), number, number + 1)
                 writer.append(each.episode, np.asarray(fields["instruction"]).item().decode(), origin=origin)
-
-
-def _compare(there: dict[str, Any], made: dict[str, Any], folder: Path, index: int) -> None:
-    if not all(np.array_equal(made[path], there[path]) for path in made):
-        text = f"episode {index} of {folder} is not the one that this run makes from its parameters"
-        raise CheckpointError(f"{text}; another run has written there: start a new run, or put its folder back")

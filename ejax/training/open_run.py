@@ -149,7 +149,11 @@ def open_run(
         matmul_precision(trainer.matmul_precision, trainer.device),
         ExitStack() as stack,
     ):
-        group = _group_of(config)  # first of all: the others wait for this one
+        if (is_one_of_several := process_count() > 1) and not trainer.distributed:
+            text = "got false in one of several processes that were joined, which would all train the same"
+            raise ConfigError([Problem("trainer.distributed", f"{text}; set it to true")])
+        # first of all: the others wait for this one
+        group = Group(trainer.process_timeout_s) if is_one_of_several else None
         find = partial(locate_run, config, stack, resume, run_dir, fork)
         location = find() if group is None else locate_together(find, group)
         if trainer.console and is_main_process():  # building and compiling take from seconds to minutes
@@ -159,16 +163,6 @@ def open_run(
         except KeyboardInterrupt as error:
             error.add_note(location.directory.status_line())
             raise
-
-
-def _group_of(config: RunConfig) -> Group | None:
-    """Form the group of all processes. None: this is the only one. ConfigError if joined for a run of one."""
-    if process_count() == 1:
-        return None
-    if not config.trainer.distributed:
-        text = "got false in one of several processes that were joined, which would all train the same"
-        raise ConfigError([Problem("trainer.distributed", f"{text}; set it to true")])
-    return Group(config.trainer.process_timeout_s)
 
 
 def first_state(location: RunLocation, parts: Parts) -> tuple[Any, dict[str, Any], Sequence[str]]:

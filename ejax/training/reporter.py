@@ -71,7 +71,11 @@ class MetricReporter(Callback):
 
     def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
         self._log(run, dict(metrics))
-        does, sampled, mode, span = self._compare(metrics)
+        # what is compared, its value with samples and with the mode, and the range that it has
+        does, tags = next((x for x in PAIRS.items() if x[1][1] in metrics), ("", ("", "")))
+        sampled, mode = self.last.get(tags[0], math.nan), metrics.get(tags[1], math.nan)
+        seen = [each[tags[1]] for each in self.eval_history if tags[1] in each] + [mode]
+        span = max(seen) - min(seen) if does == "return" else 1.0
         self._apart = self._apart + 1 if abs(sampled - mode) > _APART * span > 0.0 else 0
         # once, until they agree again; returns of training lag, so that one evaluation says little
         if self._apart == (2 if does == "return" else 1):
@@ -82,13 +86,6 @@ class MetricReporter(Callback):
                 "algorithm.cfg.ent_coef"
             )
         self.eval_history.append({"global_step": run.step, **metrics})
-
-    def _compare(self, metrics: Mapping[str, float]) -> tuple[str, float, float, float]:
-        """Return what is compared, its value with samples and with the mode, and the range that it has."""
-        does, (sampled, mode) = next((x for x in PAIRS.items() if x[1][1] in metrics), ("", ("", "")))
-        values = self.last.get(sampled, math.nan), metrics.get(mode, math.nan)
-        seen = [each[mode] for each in self.eval_history if mode in each] + [values[1]]
-        return does, *values, max(seen) - min(seen) if does == "return" else 1.0
 
     def seconds(self) -> dict[str, float]:
         """Take the seconds since the last call, by activity, and add them to ``total``."""

@@ -178,7 +178,16 @@ class RunSink:
         for i in range(dispatch.count):
             run.update = dispatch.update - dispatch.count + i + 1
             run.evaluation_due = run.update == dispatch.update and (dispatch.evaluation is not None or at_end)
-            self._updated({name: self._value(x[i]) for name, x in metrics.items()})
+            row = {name: self._value(x[i]) for name, x in metrics.items()}
+            for name in [name for name in row if name.startswith(TIME)]:
+                self._clock.add(name.removeprefix(TIME).removesuffix("_s"), float(row.pop(name)))
+            collected = {tag: x for tag, x in row.items() if not tag.startswith("train/")}
+            for each in self._all:
+                each.on_rollout(run, collected)
+            for each in self._all:
+                each.on_update(run, row)
+            if run.cadence.saves(run.update):
+                self._save()
         if dispatch.evaluation is not None:
             self._record_evaluation(dispatch.evaluation)
         self._save_best(can_wait=True)
@@ -186,18 +195,6 @@ class RunSink:
 
     def _value(self, x: Any) -> Any:
         return float(x) if self._members is None else np.asarray(x)
-
-    def _updated(self, metrics: dict[str, Any]) -> None:
-        run = self._run
-        for name in [name for name in metrics if name.startswith(TIME)]:
-            self._clock.add(name.removeprefix(TIME).removesuffix("_s"), float(metrics.pop(name)))
-        collected = {tag: x for tag, x in metrics.items() if not tag.startswith("train/")}
-        for each in self._all:
-            each.on_rollout(run, collected)
-        for each in self._all:
-            each.on_update(run, metrics)
-        if run.cadence.saves(run.update):
-            self._save()
 
     def _save(self) -> None:
         run = self._run
