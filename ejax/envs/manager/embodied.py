@@ -21,7 +21,7 @@ from ejax.envs.task.terms import Added, Outcome, Term, apply_events, as_world, j
 from ejax.envs.task.world import SceneState
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.events import PhysicsEvent
-from ejax.envs.terms.of_tasks import TASK_EVENTS, try_call
+from ejax.envs.terms.reading import TASK_EVENTS, try_call
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
 from ejax.types import Array, Key

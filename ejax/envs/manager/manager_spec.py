@@ -16,8 +16,7 @@ from ejax.envs.task.scene import Scene, SensorCamera, make_scene
 from ejax.envs.task.terms import Term
 from ejax.envs.terms.actions import ActionTerm
 from ejax.envs.terms.observations import OF_CAMERAS
-from ejax.envs.terms.of_tasks import EVENT_MODES, TASK_EVENTS
-from ejax.envs.terms.reading import read_specs
+from ejax.envs.terms.reading import EVENT_MODES, TASK_EVENTS, read_specs
 from ejax.envs.terms.registry import TERMS
 from ejax.envs.terms.terminations import FIRST_FORM, SCENE_ONLY
 from ejax.envs.terms.vocabulary import IGNORED, OTHER_TASKS, TASKS_ELSEWHERE

@@ -64,7 +64,7 @@ class Task:
         freeze_fields(self, *(name for name, value in vars(self).items() if isinstance(value, dict | list)))
         self.check_fields()
         if self.added.events or self.added.rewards:
-            from ejax.envs.terms.of_tasks import try_added
+            from ejax.envs.terms.reading import try_added
 
             try_added(self)
 
@@ -155,7 +155,7 @@ class Task:
         rewards = vars(self).get(self.reward_field) or FrozenDict()
         if not (self.functor_events or rewards):
             return Added()
-        from ejax.envs.terms.of_tasks import read_added  # it has all functors, which few tasks need
+        from ejax.envs.terms.reading import read_added  # it has all functors, which few tasks need
 
         return read_added(self.functor_events, rewards, self.reward_field, self.reward_names)
 
