@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from ejax.envs.mujoco.drawing import triple
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model
-from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.models import ASSETS
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
 from ejax.envs.mujoco.scenery import Camera
@@ -136,16 +135,6 @@ class Scene:
         """[J, 2]: lowest and highest position of each joint, m or rad."""
         return self.model.jnt_range[: len(self.joints)].astype(np.float32)
 
-    @property
-    def base_pose(self) -> NDArray[np.float64]:
-        """[4, 4]: where the robot stands, in the arena."""
-        body = self.model.body(self.base).id
-        return transform(self.model.body_pos[body], self.model.body_quat[body])
-
-    @property
-    def uids(self) -> tuple[str, ...]:
-        return tuple(each.uid for each in self.objects)
-
     def camera(self, uid: str) -> SensorCamera:
         """Find a camera. Raises ValueError: no such camera."""
         return look_up("camera", uid, {each.uid: each for each in self.cameras})
@@ -158,13 +147,14 @@ class Scene:
         """Return the joints of a control part. Raises ValueError: no such part."""
         return look_up("control part", name, dict(self.parts))
 
-    def check_tool(self, part: str | None) -> None:
-        """Raise ValueError at a part without a tool centre point; None means the one that has it."""
+    def tool_joints(self, part: str | None) -> tuple[int, ...]:
+        """Return the joints of the part with the tool centre point, None or its name. Raises ValueError: another."""
         if part is not None:
             self.part(part)
         if self.tool_part is None or part not in (None, self.tool_part):
             where = f"; it is on '{self.tool_part}'" if self.tool_part else ": this robot has none"
             raise ValueError(f"control part '{part}' has no tool centre point{where}")
+        return self.part(self.tool_part)
 
     def initial_pose(self, uid: str) -> Array:
         """[4, 4]: where the config puts an object."""
@@ -342,7 +332,7 @@ class SceneWorld(World):
         return self.physics.qvel[jnp.array(self.scene.part(name))]
 
     def eef_pose(self, part: str | None = None, qpos: Array | None = None) -> Array:
-        self.scene.check_tool(part)
+        self.scene.tool_joints(part)
         return super().eef_pose(None, qpos)
 
     def camera_pose(self, uid: str, *, right: bool = False) -> Array:
@@ -353,7 +343,7 @@ class SceneWorld(World):
 
     def has_object(self, uid: str) -> bool:
         """Return whether the scene has this rigid object."""
-        return uid in self.scene.uids
+        return any(each.uid == uid for each in self.scene.objects)
 
     def initial_pose(self, uid: str) -> Array:
         """[4, 4]: where the config puts an object."""

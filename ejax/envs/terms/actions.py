@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from ejax.envs.task.scene import Scene, SceneWorld
 from ejax.envs.task.world import SceneState
@@ -24,6 +23,7 @@ from ejax.types import Array
 Scale: TypeAlias = float | Sequence[float]
 Joints: TypeAlias = tuple[int, ...]
 DriveTarget: TypeAlias = Literal["qpos", "qvel", "qf"]
+Law: TypeAlias = Callable[[Array, Array], Array]  # A joint's position and scale·a -> its new target
 
 
 @dataclass(frozen=True)
@@ -54,28 +54,24 @@ def joint_action(act: Callable[..., ActionTerm]) -> Callable[..., ActionTerm]:
         preserve_order: bool = False,
         **params: Any,
     ) -> ActionTerm:
-        return act(scene, _selected(scene, part_name, joint_names, preserve_order), **params)
+        # either would do alone; both could contradict each other
+        if (part_name is None) == (joint_names is None):
+            raise ValueError("set either part_name or joint_names")
+        if part_name is not None:
+            return act(scene, scene.part(part_name), **params)
+        names = joint_names or ()
+        if unknown := [name for name in names if name not in scene.joints]:
+            raise ValueError(f"no joints {', '.join(unknown)}; there is {', '.join(scene.joints)}")
+        joints = tuple(scene.joints.index(name) for name in names)
+        if not joints or len(set(joints)) != len(joints):
+            raise ValueError(f"joint_names must name at least one joint, each once, got {names}")
+        return act(scene, joints if preserve_order else tuple(sorted(joints)), **params)
 
     # a gym config's parameters are checked by the signature, as those of any other functor
     *selection, _ = inspect.signature(functor, follow_wrapped=False).parameters.values()
     _, _, *own = inspect.signature(act).parameters.values()
     vars(functor)["__signature__"] = inspect.Signature([*selection, *own])
     return functor
-
-
-def _selected(scene: Scene, part_name: str | None, names: Sequence[str] | None, preserve_order: bool) -> Joints:
-    # either would do alone; both could contradict each other
-    if (part_name is None) == (names is None):
-        raise ValueError("set either part_name or joint_names")
-    if part_name is not None:
-        return scene.part(part_name)
-    names = names or ()
-    if unknown := [name for name in names if name not in scene.joints]:
-        raise ValueError(f"no joints {', '.join(unknown)}; there is {', '.join(scene.joints)}")
-    joints = tuple(scene.joints.index(name) for name in names)
-    if not joints or len(set(joints)) != len(joints):
-        raise ValueError(f"joint_names must name at least one joint, each once, got {names}")
-    return joints if preserve_order else tuple(sorted(joints))
 
 
 def delta_qpos(scene: Scene, active: Joints, scale: Scale = 1.0) -> ActionTerm:
@@ -96,11 +92,7 @@ def qpos_denormalized(
     range: Sequence[float] = (-1.0, 1.0),
 ) -> ActionTerm:
     """q* = lo + (scale·a − r₀)/(r₁ − r₀)·(hi − lo) in the columns ``joint_ids`` (default: all), else scale·a."""
-    (low, high), chosen = scene.limits[list(active)].T, _columns(active, joint_ids)
-
-    def law(q: Array, x: Array) -> Array:
-        return jnp.where(chosen, low + (x - range[0]) / (range[1] - range[0]) * (high - low), x)
-
+    law = _law_of_columns(active, joint_ids, range, scene.limits[list(active)].T)
     return _position_term(scene, active, scale, law, bounds=(range[0], range[1]))
 
 
@@ -112,11 +104,7 @@ def qpos_normalized(
     range: Sequence[float] = (0.0, 1.0),
 ) -> ActionTerm:
     """q* = (scale·a − lo)/(hi − lo)·(r₁ − r₀) + r₀ in the columns ``joint_ids`` (default: all), else scale·a."""
-    (low, high), chosen = scene.limits[list(active)].T, _columns(active, joint_ids)
-
-    def law(q: Array, x: Array) -> Array:
-        return jnp.where(chosen, (x - low) / (high - low) * (range[1] - range[0]) + range[0], x)
-
+    law = _law_of_columns(active, joint_ids, scene.limits[list(active)].T, range)
     return _position_term(scene, active, scale, law)
 
 
@@ -147,11 +135,7 @@ def joint_position(scene: Scene, joints: Joints, scale: Scale = 1.0, offset: Sca
 def joint_position_to_limits(scene: Scene, joints: Joints, scale: Scale = 1.0) -> ActionTerm:
     """q* = lo + (clip(scale·a, ±1) + 1)/2·(hi − lo)"""
     low, high = scene.limits[list(joints)].T
-
-    def law(q: Array, x: Array) -> Array:
-        return low + (jnp.clip(x, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
-
-    return _position_term(scene, joints, scale, law, bounds=(-1.0, 1.0))
+    return _position_term(scene, joints, scale, lambda q, x: between(low, high, x), bounds=(-1.0, 1.0))
 
 
 def _about_home(
@@ -176,6 +160,11 @@ def with_targets(state: SceneState, joints: Joints, wanted: Array) -> SceneState
     return replace(state, target=state.target.at[jnp.array(joints)].set(wanted))
 
 
+def between(low: Any, high: Any, x: Array) -> Array:
+    """Map ±1, to which ``x`` is clipped, to ``low`` and ``high``."""
+    return low + (jnp.clip(x, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
+
+
 def check_scale(scale: Scale, width: int, name: str = "scale") -> None:
     """Raise ValueError unless ``scale`` is a number, or one for each number of the action."""
     values = scale if isinstance(scale, list | tuple) else [scale]
@@ -188,7 +177,7 @@ def _position_term(
     scene: Scene,
     joints: Joints,
     scale: Scale,
-    law: Callable[[Array, Array], Array],
+    law: Law,
     *,
     bounds: tuple[float, float] | None = None,
     within: float | None = None,
@@ -219,8 +208,11 @@ def _drive_term(joints: Joints, scale: Scale, command: DriveTarget, field: str, 
     return ActionTerm(tuple(-each for each in high), high, apply, command, joints)
 
 
-def _columns(active: Joints, joint_ids: Sequence[int] | None) -> NDArray[np.bool_]:
+def _law_of_columns(active: Joints, joint_ids: Sequence[int] | None, given: Any, wanted: Any) -> Law:
+    """Map the ends ``given`` to ``wanted`` in the columns ``joint_ids``."""
     columns = range(len(active)) if joint_ids is None else joint_ids
     if outside := [i for i in columns if not 0 <= i < len(active)]:
         raise ValueError(f"joint_ids {outside} are not there: the action has {len(active)} numbers")
-    return np.isin(np.arange(len(active)), list(columns))
+    chosen = np.isin(np.arange(len(active)), list(columns))
+    (low, high), (first, last) = given, wanted
+    return lambda q, x: jnp.where(chosen, (x - low) / (high - low) * (last - first) + first, x)

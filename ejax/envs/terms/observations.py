@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.rotations import quaternion_from_matrix
 from ejax.envs.task.entities import Entity
 from ejax.envs.task.scene import SceneWorld
@@ -77,9 +78,10 @@ def get_sensor_pose_in_robot_frame(
     world: SceneWorld, obs: Mapping[str, Any], entity_cfg: Entity, robot_uid: str | None = None, is_right: bool = False
 ) -> Array:
     """[4, 4]: a camera in the frame of the robot's base, its line of sight along −z and y up, m."""
+    base = world.model.body(world.scene.base)
     # a constant: the base is fixed
-    base = jnp.asarray(np.linalg.inv(world.scene.base_pose), jnp.float32)
-    return base @ world.camera_pose(entity_cfg["uid"], right=is_right)
+    in_base = jnp.asarray(np.linalg.inv(transform(base.pos, base.quat)), jnp.float32)
+    return in_base @ world.camera_pose(entity_cfg["uid"], right=is_right)
 
 
 def get_sensor_intrinsics(

@@ -11,7 +11,7 @@ from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, matrix_from
 from ejax.envs.task.robots import matching_joints
 from ejax.envs.task.scene import Scene, SceneWorld
 from ejax.envs.task.world import SceneState
-from ejax.envs.terms.actions import ActionTerm, Joints, Scale, check_scale, with_targets
+from ejax.envs.terms.actions import ActionTerm, Joints, Scale, between, check_scale, with_targets
 from ejax.schema.values import is_positive
 from ejax.types import Array
 
@@ -37,11 +37,11 @@ def eef_pose_action(
     scene: Scene, active: Joints, part_name: str, pose_representation: str = "xyz_rpy", scale: Scale = 1.0
 ) -> ActionTerm:
     """As ``eef_pose``, with EmbodiChain 0.3's names: ``xyz_rpy`` or ``xyz_quat_xyzw``, whose w is last."""
-    if pose_representation not in ("xyz_rpy", "xyz_quat_xyzw"):
-        raise ValueError(f"got pose_representation '{pose_representation}'; allowed: xyz_rpy, xyz_quat_xyzw")
     if pose_representation == "xyz_rpy":
         return _pose_term(scene, scale, part_name, 6)
-    return _pose_term(scene, scale, part_name, 7, order=(0, 1, 2, 6, 3, 4, 5))
+    if pose_representation == "xyz_quat_xyzw":
+        return _pose_term(scene, scale, part_name, 7, order=(0, 1, 2, 6, 3, 4, 5))
+    raise ValueError(f"got pose_representation '{pose_representation}'; allowed: xyz_rpy, xyz_quat_xyzw")
 
 
 def relative_eef_pose(
@@ -64,7 +64,7 @@ def relative_eef_pose(
     Joints stay where they are without a finite solution, and, under ``dls``, where the limits would move one by more
     than ``max_joint_delta``. Raises ValueError: a part without a tool, another method, or a number that is not above 0.
     """
-    joints = _tool_joints(scene, part_name)
+    joints = scene.tool_joints(part_name)
     if ik_method not in ("solver", "dls"):
         raise ValueError(f"got ik_method {ik_method!r}; allowed: solver, dls")
     numbers = {"translation_scale": translation_scale, "rotation_scale": rotation_scale}
@@ -136,10 +136,8 @@ def parallel_gripper(
     column = np.array([joints.index(leaders.get(joint, joint)) for joint in moved])
 
     def apply(world: SceneWorld, action: Array) -> SceneState:
-        if command_mode == "binary":
-            wanted = jnp.where(action[0] >= 0.0, high, low)
-        else:
-            wanted = jnp.asarray(low) + (jnp.clip(action[0], -1.0, 1.0) + 1.0) * 0.5 * (high - low)
+        binary = command_mode == "binary"
+        wanted = jnp.where(action[0] >= 0.0, high, low) if binary else between(low, high, action[0])
         return with_targets(world.state, moved, wanted[column])
 
     return ActionTerm((-1.0,), (1.0,), apply, "qpos", moved)
@@ -148,9 +146,14 @@ def parallel_gripper(
 def _pose_term(
     scene: Scene, scale: Scale, part_name: str | None, width: int, order: tuple[int, ...] | None = None
 ) -> ActionTerm:
-    joints = _tool_joints(scene, part_name)
+    joints = scene.tool_joints(part_name)
     check_scale(scale, width)
-    turn = matrix_from_euler if width == 6 else _matrix_of_any_quaternion
+
+    def turn(numbers: Array) -> Array:
+        if width == 6:
+            return matrix_from_euler(numbers)
+        # a policy's four numbers have no unit length
+        return matrix_from_quaternion(numbers / jnp.maximum(jnp.linalg.norm(numbers), 1e-6))
 
     def apply(world: SceneWorld, action: Array) -> SceneState:
         numbers = jnp.asarray(scale) * action
@@ -162,14 +165,6 @@ def _pose_term(
         return with_targets(world.state, joints, jnp.where(reached, solved, qpos[jnp.array(joints)]))
 
     return ActionTerm((-np.inf,) * width, (np.inf,) * width, apply, "qpos", joints)
-
-
-def _tool_joints(scene: Scene, part_name: str | None) -> Joints:
-    part = part_name or scene.tool_part
-    # inverse kinematics are those of the site ``tcp``, which one part carries
-    if part is None or part != scene.tool_part:
-        raise ValueError(f"control part '{part}' has no tool centre point to bring to a pose")
-    return scene.part(part)
 
 
 def _command(scene: Scene, joints: Joints, name: str, given: Mapping[str, float] | None) -> NDArray[np.float32]:
@@ -190,8 +185,3 @@ def _command(scene: Scene, joints: Joints, name: str, given: Mapping[str, float]
     if missing := [joint for joint in names if joint not in found]:
         raise ValueError(f"{name} gives no position for {', '.join(missing)}")
     return np.array([found[joint] for joint in names], np.float32)
-
-
-def _matrix_of_any_quaternion(quaternion: Array) -> Array:
-    # a policy's four numbers have no unit length
-    return matrix_from_quaternion(quaternion / jnp.maximum(jnp.linalg.norm(quaternion), 1e-6))
