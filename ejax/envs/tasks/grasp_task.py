@@ -79,24 +79,19 @@ def make_grasp_model(
     contacts = {"cone": "elliptic", "impratio": "10"}
     find_child(root, "option").attrib |= {**contacts, "iterations": "10", "ls_iterations": "20"}
     find_child(root, "option/flag").set("eulerdamp", "disable")
+    pairs = find_child(root, "contact")
+    # two boxes collide as corner balls against the other box: engines agree on them, and MJX compiles sooner
     for one, other in itertools.combinations(cubes, 2):
-        _let_corners_touch(find_child(root, "contact"), one, other)
+        pair = find_child(pairs, f"pair[@geom1='{one}'][@geom2='{other}']")
+        pairs.remove(pair)
+        for (box, cube), corner in itertools.product(((one, other), (other, one)), range(8)):
+            ET.SubElement(pairs, "pair", {**pair.attrib, "geom1": f"{cube}_corner_{corner}", "geom2": box})
     for zone in zones:
         disc = find_child(root, f".//body[@name='{marker_name(zone)}']/geom")
         disc.attrib |= {"size": "0.055 0.001", "pos": f"0 0 {0.001 - HALF_EDGE}"}
         if zone_rgba is not None:
             disc.set("rgba", zone_rgba)
     return ET.tostring(root, encoding="unicode")
-
-
-def _let_corners_touch(pairs: ET.Element, one: str, other: str) -> None:
-    """Collide two boxes as corner balls against the other box: engines agree on them, and MJX compiles sooner."""
-    pair = find_child(pairs, f"pair[@geom1='{one}'][@geom2='{other}']")
-    pairs.remove(pair)
-    for box, cube in ((one, other), (other, one)):
-        for corner in range(8):
-            names = {"geom1": f"{cube}_corner_{corner}", "geom2": box}
-            ET.SubElement(pairs, "pair", {**pair.attrib, **names})
 
 
 @dataclass(frozen=True)
@@ -131,6 +126,7 @@ class GraspTask(PhysicsTask):
     action_features = ACTION
     clips_actions = True
     positive = ("episode_length", "action_scale", "success_threshold")
+    weighted = ("reaching", "lifting", "placing", "action_penalty", "success")
 
     def check_fields(self) -> None:
         super().check_fields()
@@ -192,11 +188,6 @@ class GraspTask(PhysicsTask):
             "action_penalty": -jnp.linalg.norm(self.action_scale * world.executed[:3]),
             "success": world.info["success"],
         }
-
-    @property
-    def own_weights(self) -> dict[str, float]:
-        names = ("reaching", "lifting", "placing", "action_penalty", "success")
-        return {name: getattr(self, f"{name}_weight") for name in names}
 
 
 def describe_numbers(names: tuple[str, ...]) -> tuple[Feature, ...]:

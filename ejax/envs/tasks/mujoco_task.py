@@ -102,7 +102,11 @@ class MuJoCoTask(PhysicsTask):
         for name in cls.__annotations__:
             if isinstance(vars(cls).get(name), dict | list):
                 setattr(cls, name, freeze(vars(cls)[name]))
-        _refuse_misspelt(cls)
+        known = [name for name in (*dir(MuJoCoTask), *MuJoCoTask.__annotations__) if not name.startswith("_")]
+        for name in vars(cls):
+            used = name.startswith("_") or name in known or name in cls.__annotations__
+            if not used and (near := did_you_mean(name, known, _NEAR)):
+                raise TypeError(f"{cls.__name__}.{name} is not used{near} If it is a helper, call it _{name}")
         if "model" in vars(cls):
             cls.model = field(default=cls.model, repr=False)
         dataclass(frozen=True, kw_only=True)(cls)
@@ -113,8 +117,7 @@ class MuJoCoTask(PhysicsTask):
             object.__setattr__(self, "model", os.fspath(self.model))
         # by name over the class's own: a config changes one weight without repeating the others
         object.__setattr__(self, "weights", freeze({**getattr(type(self), "weights", {}), **self.weights}))
-        numbers = {name: x for name, x in self.weights.items() if not isinstance(x, Mapping)}
-        if wrong := {name: x for name, x in numbers.items() if not isinstance(x, int | float)}:
+        if wrong := {name: x for name, x in self.weights.items() if not isinstance(x, Mapping | int | float)}:
             raise ValueError(f"{kind}: weights must be numbers, got {thaw(wrong)}")
         try:
             model = load_model(self.asset)
@@ -151,7 +154,12 @@ class MuJoCoTask(PhysicsTask):
 
     @functools.cached_property  # a name may mean another file in another working directory
     def asset(self) -> str:
-        return _asset(type(self), self.model)
+        cls, given = type(self), self.model
+        if not isinstance(given, str):
+            raise ValueError(f"model must be a file or MJCF as text, got {given!r}; for an MjSpec, use its to_xml()")
+        owner = next(each for each in cls.__mro__ if "model" in vars(each))
+        own = given == os.fspath(cls.model)  # the class's own file lies beside it
+        return find_model(given, owner.__module__ if own else "")
 
     @property
     def description(self) -> EnvDescription:
@@ -183,12 +191,10 @@ class MuJoCoTask(PhysicsTask):
     def observation_space(self) -> gymnasium.spaces.Box:
         return gymnasium.spaces.Box(-np.inf, np.inf, self._observed[0], np.float32)
 
-    def reset(self, key: Key) -> tuple[TaskState, Array]:
-        world = self.first_world(key)
-        begun = self.apply_start_events(key, world)
+    def apply_start_events(self, key: Key, world: World) -> World:
+        begun = super().apply_start_events(key, world)
         # what events move changes the sensors' readings
-        world = world if begun is world else self._sensed(begun)
-        return world.state, self._observe(world)[0]
+        return world if begun is world else self._sensed(begun)
 
     @property
     def _has_control(self) -> bool:
@@ -296,21 +302,3 @@ class MuJoCoTask(PhysicsTask):
         for name in self.weights:
             look_up("term", name, raw, f"{kind}: weights names ")
         return reward, weighted, raw
-
-
-def _refuse_misspelt(cls: type) -> None:
-    """Raise TypeError at a method or attribute that nothing would look at, named almost like one that is."""
-    known = [name for name in (*dir(MuJoCoTask), *MuJoCoTask.__annotations__) if not name.startswith("_")]
-    for name in vars(cls):
-        if name.startswith("_") or name in known or name in cls.__annotations__:
-            continue
-        if near := did_you_mean(name, known, _NEAR):
-            raise TypeError(f"{cls.__name__}.{name} is not used{near} If it is a helper, call it _{name}")
-
-
-def _asset(kind: type[Any], given: Any) -> str:
-    if not isinstance(given, str):
-        raise ValueError(f"model must be a file or MJCF as text, got {given!r}; for an MjSpec, use its to_xml()")
-    owner = next(each for each in kind.__mro__ if "model" in vars(each))
-    own = given == os.fspath(kind.model)  # the class's own file lies beside it
-    return find_model(given, owner.__module__ if own else "")

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ejax.envs.description import EnvDescription
-from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.task.world import SceneState, TaskState, World
@@ -86,7 +85,7 @@ class PhysicsTask(Task):
 
     @property
     def simulation(self) -> Physics:
-        return Physics(self.asset, choose_engine(self.physics).engine, self.num_substeps)
+        return Physics(self.asset, self.physics, self.num_substeps)
 
     @property
     def description(self) -> EnvDescription:

@@ -45,6 +45,7 @@ class PushCube(PushTask):
         *features(("cube - tool", "xyz", "m"), ("goal - cube", "xy", "m")),
     )
     positive = (*PushTask.positive, "success_max_speed", "max_lift")
+    weighted = ("reaching", "place", "action_penalty", "lifting_penalty", "success")
     clips_actions = True
 
     action_scale: float = 0.04
@@ -101,11 +102,6 @@ class PushCube(PushTask):
             "lifting_penalty": -jnp.maximum(0.0, _lift(world) - self.max_lift),
             "success": world.info["success"],
         }
-
-    @property
-    def own_weights(self) -> dict[str, float]:
-        names = ("reaching", "place", "action_penalty", "lifting_penalty", "success")
-        return {name: getattr(self, f"{name}_weight") for name in names}
 
 
 def _speed(world: World) -> Array:

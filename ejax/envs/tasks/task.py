@@ -33,6 +33,8 @@ class Task:
     """Actions are clipped to ±1."""
     action_bound: ClassVar[str] = ""
     """The field that actions are within ± of. Empty: they are within ±1."""
+    weighted: ClassVar[tuple[str, ...]] = ()
+    """Those of ``reward_terms`` whose weight is a field, ``<term>_weight``."""
     positive: ClassVar[tuple[str, ...]] = ()
     """Fields that must be above 0."""
     not_negative: ClassVar[tuple[str, ...]] = ()
@@ -131,7 +133,7 @@ class Task:
     @property
     def own_weights(self) -> Mapping[str, float]:
         """Name of each of ``reward_terms`` -> its weight."""
-        return {}
+        return {name: getattr(self, f"{name}_weight") for name in self.weighted}
 
     def total(self, world: Any, outcome: Outcome) -> tuple[Array, dict[str, Array], dict[str, Array]]:
         """Compute the reward, its weighted terms, logged as ``rewards/<name>``, and the terms before their weights,
@@ -161,24 +163,19 @@ class Task:
 
     def apply_start_events(self, key: Key, world: Any) -> Any:
         """Apply the events of an episode's start: ``startup``, then ``reset``."""
-        for mode in ("startup", "reset"):
-            world = apply_events(
-                self.of("events"),
-                world,
-                mode,
-                lambda i, event: jax.random.fold_in(self.key_at_start(event, key), self.first_event + i),
-            )
-        return world
+        return self.apply_events("reset", key, self.apply_events("startup", key, world))
+
+    def apply_events(self, mode: str, key: Key, world: Any) -> Any:
+        """Apply one mode's events, of ``interval`` those that are due."""
+
+        def own_key(i: int, event: Term) -> Key:
+            return jax.random.fold_in(self.key_at_start(event, key), self.first_event + i)
+
+        return apply_events(self.of("events"), world, mode, own_key)
 
     def key_at_start(self, event: Term, key: Key) -> Key:
         # what happened once lasts: the same draws at the start of every episode
         return jax.random.key(0) if event.mode == "startup" else key
-
-    def apply_interval_events(self, key: Key, world: Any) -> Any:
-        """Apply the interval events that are due."""
-        return apply_events(
-            self.of("events"), world, "interval", lambda i, event: jax.random.fold_in(key, self.first_event + i)
-        )
 
     def clip_action(self, action: Array) -> Array:
         return jnp.clip(action, -1.0, 1.0) if self.clips_actions else action
@@ -247,7 +244,7 @@ class Task:
         # counted before anything reads it, so that "after each third step" means the same to events and time limits
         counted = replace(world.state, episode_step=before.state.episode_step + 1)
         world = self.update(key, replace(world, state=counted, before=before), before)
-        world = self.observe_noisy(self.apply_interval_events(key, world), key)
+        world = self.observe_noisy(self.apply_events("interval", key, world), key)
 
         # after the observation, which terms may read in place of computing it again
         outcome = self.outcome(world)
