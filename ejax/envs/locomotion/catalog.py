@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flax.core import FrozenDict
 
-from ejax.envs.locomotion.robots import Foot, Imu, JointDrives, LeggedRobot, Shape
+from ejax.envs.locomotion.robots import FILE, Foot, Imu, JointDrives, LeggedRobot, Shape
 from ejax.envs.task.entities import per_joint
-from ejax.envs.task.terms import Shaping, Term
+from ejax.envs.task.terms import Term
 from ejax.envs.terms.commands import CommandRanges, NumberRange, check_range
 from ejax.envs.terms.curricula import Part, Stages
 from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.schema.frozen import freeze
 from ejax.schema.messages import did_you_mean
-from ejax.schema.plain_files import read_text
+from ejax.schema.plain_files import expanded, read_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -97,8 +97,8 @@ class VelocityTask:
         # the critic sees the same robot without noise
         for group, names, noise in (("policy", self.actor, self.noise), ("critic", self.critic, FrozenDict())):
             for name in names:
-                func, shaping = find_functor("observations", name), Shaping(noise=noise.get(name, 0.0))
-                terms.append(Term(name=name, func=func, kind="observations", shaping=shaping, path=(group,)))
+                func, width = find_functor("observations", name), noise.get(name, 0.0)
+                terms.append(Term(name=name, func=func, kind="observations", noise=width, path=(group,)))
         for name, limits in self.terminations.items():
             func = find_functor("terminations", name)
             terms.append(Term(name=name, func=func, kind="terminations", params=limits))
@@ -113,11 +113,13 @@ def change_task(
     noise: Mapping[str, Any],
     push: Mapping[str, Any] | None,
     curriculum: Mapping[str, Any] | None,
+    encoder_bias: float | None = None,
+    model: str | None = None,
 ) -> VelocityTask:
     """Change numbers of the task; what is not named stays. ``rewards``: term -> {weight, parameter: …}; weight 0 takes
     the term out. ``push`` None: no pushes; empty: the task's. ``curriculum``: name -> ``Stages``, None: not this one;
-    of the task's own, those of numbers that are given here are left out. Raises ValueError: an unknown name, or a value
-    that cannot be."""
+    of the task's own, those of numbers that are given here are left out. ``model``: the file of the robot's links.
+    Raises ValueError: an unknown name, or a value that cannot be."""
     check_names("noise", noise, task.actor)
     if wrong := [name for name, change in rewards.items() if not isinstance(change, Mapping)]:
         raise ValueError(f"rewards.{wrong[0]} must be {{weight: …, parameter: …}}, got {rewards[wrong[0]]!r}")
@@ -125,8 +127,13 @@ def change_task(
     kept = {name: spec for name, spec in {**task.rewards, **merged}.items() if spec.get("weight")}
     for name, spec in {**kept, **{name: rewards[name] for name in rewards.keys() - kept}}.items():
         _check_reward(task.robot, name, spec)
+    robot = task.robot
+    if model is not None:  # a user's file has its own collision shapes
+        robot = replace(robot, source=f"{FILE}{Path(expanded(model)).absolute()}", shapes=())
     changed = replace(
         task,
+        robot=robot,
+        encoder_bias=task.encoder_bias if encoder_bias is None else encoder_bias,
         command=_changed("command", task.command, command),
         rewards=freeze(kept),
         noise=FrozenDict({**task.noise, **noise}),
@@ -162,17 +169,14 @@ def with_curriculum(task: VelocityTask, curriculum: Mapping[str, Any], where: st
 def _checked(task: VelocityTask, stages: Stages) -> Stages:
     if stages.of == "push" and task.push is None:
         raise ValueError("the task has no pushes; set push as well")
-    own = task.numbers(stages.of)
-    changes = [{name: x for name, x in stage.items() if name != "step"} for stage in stages.stages]
-    if stages.of == "rewards":
-        for change in changes:
-            check_names("rewards", change, own)
-            if wrong := [f"{name}: {x!r}" for name, x in change.items() if not _is_number(x)]:
-                raise ValueError(f"stages of rewards are weights, which are numbers; got {wrong[0]}")
-    else:
-        record: Any = task.command if stages.of == "command" else task.push
-        for change in changes:
-            _changed(stages.of, record, change)
+    for stage in stages.stages:
+        change = {name: x for name, x in stage.items() if name != "step"}
+        if stages.of != "rewards":
+            _changed(stages.of, getattr(task, stages.of), change)
+            continue
+        check_names("rewards", change, task.rewards)
+        if wrong := [f"{name}: {x!r}" for name, x in change.items() if not _is_number(x)]:
+            raise ValueError(f"stages of rewards are weights, which are numbers; got {wrong[0]}")
     return stages
 
 

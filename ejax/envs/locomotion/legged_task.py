@@ -2,28 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.core import FrozenDict
-from numpy.typing import NDArray
 
 from ejax.envs.description import Feature
-from ejax.envs.locomotion.catalog import AXES, Push, VelocityTask, robot_names
+from ejax.envs.locomotion.catalog import AXES, Push, VelocityTask
 from ejax.envs.locomotion.model import LeggedModel, make_legged_model
 from ejax.envs.locomotion.motion import drive_torque, follow_contacts, no_contacts
 from ejax.envs.locomotion.robots import FILE, robot_file
 from ejax.envs.locomotion.terrain import Terrain
-from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.task.terms import Term, observe_all
 from ejax.envs.task.world import World
 from ejax.envs.tasks.physics_task import PhysicsTask
-from ejax.envs.terms.legged import LeggedState, LeggedWorld, Motion
-from ejax.schema.plain_files import expanded
+from ejax.envs.terms.legged import LeggedState, LeggedWorld, Motion, Numbers, describe_terms
 from ejax.types import Array, Key, PyTree
 
 
@@ -38,8 +34,6 @@ class LeggedTask(PhysicsTask):
 
     def check_fields(self) -> None:
         kind = type(self).__name__
-        if self.robot not in robot_names():
-            raise ValueError(f"{kind}: robot must be one of {', '.join(robot_names())}, got {self.robot!r}")
         if not isinstance(self.model, str | None):
             raise ValueError(f"{kind}: model must be the path of a file, got {self.model!r}")
         try:
@@ -83,6 +77,19 @@ class LeggedTask(PhysicsTask):
     def action_features(self) -> tuple[Feature, ...]:
         return tuple(Feature(f"{joint} position change / action scale", "rad") for joint in self.task.robot.joints)
 
+    @property
+    def own_terms(self) -> Mapping[str, tuple[Numbers, ...]]:
+        """The numbers of observations that only this task has."""
+        return {}
+
+    @property
+    def parts(self) -> dict[str, tuple[Feature, ...]]:
+        task, robot, points = self.task, self.task.robot, self.ground.scanned.tolist()
+        return {
+            part: describe_terms(robot.joints, len(robot.feet), terms, points, self.own_terms)
+            for part, terms in (("policy", task.actor), ("critic", task.critic))
+        }
+
     def world(self, state: Any) -> LeggedWorld:
         return LeggedWorld(asset=self.asset, control_period=self.control_period, state=state, markers_of=self.markers)
 
@@ -101,7 +108,10 @@ class LeggedTask(PhysicsTask):
 
     def see(self, world: LeggedWorld, motion: Motion, **own: Any) -> LeggedState:
         """Put together what terms are computed from; ``own``: the fields that only the task knows."""
-        task, robot, state = self.task, self.task.robot, world.state
+        task, robot, state, model = self.task, self.task.robot, world.state, self.legged.model
+        limits = np.array([model.joint(name).range for name in robot.joints])
+        middle, half = limits.mean(axis=1), (limits[:, 1] - limits[:, 0]) / 2.0 * robot.soft_limit_factor
+        soft_limits = np.stack([middle - half, middle + half], axis=1).astype(np.float32)
         # at an episode's start there is nothing before
         before = state if world.before is None else world.before.state
         target = motion.joint_pos if world.target is None else world.target
@@ -118,8 +128,8 @@ class LeggedTask(PhysicsTask):
             encoder_bias=state.encoder_bias,
             time=state.episode_step * self.control_period,
             phase_period=task.phase_period,
-            soft_limits=jnp.asarray(_soft_limits(task, self.legged)),
-            link_masses=jnp.asarray(self.legged.model.body_mass[1:]),
+            soft_limits=jnp.asarray(soft_limits),
+            link_masses=jnp.asarray(model.body_mass[1:]),
             **own,
         )
 
@@ -142,32 +152,12 @@ class LeggedTask(PhysicsTask):
             return state
         key_velocity, key_time = jax.random.split(key)
         low, high = jnp.array([{**vars(self.task.push), **now}[axis] for axis in AXES]).T
-        change = jax.random.uniform(key_velocity, (6,), minval=low, maxval=high)
+        linear, angular = jnp.split(jax.random.uniform(key_velocity, (6,), minval=low, maxval=high), 2)
         state = replace(state, push_in=state.push_in - 1)
-        physics = _with_velocity_change(state.physics, change)
+        qpos, qvel = state.physics.qpos, state.physics.qvel
+        # both are in the world's frame, in which qvel has the linear one alone
+        rotation = matrix_from_quaternion(qpos[3:7] / jnp.linalg.norm(qpos[3:7]))
+        physics = replace(state.physics, qvel=qvel.at[:6].add(jnp.concatenate([linear, angular @ rotation])))
         pushed = replace(state, physics=physics, push_in=self.draw_push_time(key_time, now))
         # drawn every step and selected: rows are due at different times
         return jax.tree.map(lambda new, old: jnp.where(state.push_in <= 0, new, old), pushed, state)
-
-
-def with_given(task: VelocityTask, model: str | None, encoder_bias: float | None) -> VelocityTask:
-    """Change the task's robot to that of the file ``model``, and the encoders' bias; None: as they are."""
-    # a user's file has its own collision shapes
-    if model is not None:
-        path = Path(expanded(model)).absolute()
-        task = replace(task, robot=replace(task.robot, source=f"{FILE}{path}", shapes=()))
-    return task if encoder_bias is None else replace(task, encoder_bias=encoder_bias)
-
-
-def _with_velocity_change(physics: PhysicsState, change: Array) -> PhysicsState:
-    """Change the base's velocity by ``change`` [6], linear and angular, both in the world's frame."""
-    rotation = matrix_from_quaternion(physics.qpos[3:7] / jnp.linalg.norm(physics.qpos[3:7]))
-    linear, angular = change[:3], change[3:] @ rotation
-    return replace(physics, qvel=physics.qvel.at[:6].add(jnp.concatenate([linear, angular])))
-
-
-def _soft_limits(task: VelocityTask, legged: LeggedModel) -> NDArray[np.float32]:
-    """Compute [A, 2], rad."""
-    limits = np.array([legged.model.joint(name).range for name in task.robot.joints])
-    middle, half = limits.mean(axis=1), (limits[:, 1] - limits[:, 0]) / 2.0 * task.robot.soft_limit_factor
-    return np.stack([middle - half, middle + half], axis=1).astype(np.float32)

@@ -1,10 +1,8 @@
 """A legged robot tracks a motion. Source: BeyondMimic (Liao et al. 2025), as mjlab 1.6's tracking task has it."""
 
 import functools
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import jax
@@ -12,20 +10,19 @@ import jax.numpy as jnp
 from flax import struct
 from flax.core import FrozenDict
 
-from ejax.envs.description import Feature
 from ejax.envs.locomotion.catalog import Push, VelocityTask, change_task, velocity_task
 from ejax.envs.locomotion.clips import Clip, motion_file, read_clip
-from ejax.envs.locomotion.legged_task import LeggedTask, with_given
+from ejax.envs.locomotion.legged_task import LeggedTask
 from ejax.envs.locomotion.motion import FootTimers, observe_motion, start_timers
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_euler, matrix_from_quaternion, quaternion_from_matrix
-from ejax.envs.terms.legged import LeggedWorld, Reference, describe_terms
+from ejax.envs.terms.legged import LeggedWorld, Numbers, Reference
 from ejax.envs.terms.tracking import describe_tracking, tracking_errors
 from ejax.schema.frozen import freeze
-from ejax.schema.plain_files import read_text
+from ejax.schema.tables import tables_beside
 from ejax.types import Array, Key, PyTree, Timestep
 
-_TABLE = Path(__file__).parents[1] / "assets" / "tracking.toml"
+_TABLES = tables_beside(__file__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +135,9 @@ class TrackingRL(LeggedTask):
         return int(len(self.clip.qpos) * self.control_period / self.sampling.bin) + 1
 
     @property
-    def parts(self) -> dict[str, tuple[Feature, ...]]:
-        robot = self.task.robot
-        names = [self.legged.model.body(1 + link).name for link in self.reference(jnp.zeros((), jnp.int32)).bodies]
-        others = describe_tracking(tuple(names))
-        parts = {"policy": self.task.actor, "critic": self.task.critic}
-        return {
-            name: describe_terms(robot.joints, len(robot.feet), each, others=others) for name, each in parts.items()
-        }
+    def own_terms(self) -> dict[str, tuple[Numbers, ...]]:
+        bodies = self.reference(jnp.zeros((), jnp.int32)).bodies
+        return describe_tracking(tuple(self.legged.model.body(1 + link).name for link in bodies))
 
     @property
     def carries_over(self) -> bool:
@@ -247,7 +239,7 @@ class TrackingRL(LeggedTask):
 
     def _placed(self, state: TrackingState) -> TrackingState:
         """Draw a frame by the row's failures, and put the robot into it, with small changes."""
-        starts, clip, size, ranges = self.sampling, self.clip, len(self.clip.qpos), _table()["start"]
+        starts, clip, size, ranges = self.sampling, self.clip, len(self.clip.qpos), _TABLES["start"]
         keys = jax.random.split(jax.random.wrap_key_data(state.seed), 7)
         place = jax.random.choice(keys[0], self.num_bins, p=starts.probabilities(state.failures))
         inside = jax.random.uniform(keys[1]) * (starts.by != "first")
@@ -269,34 +261,29 @@ class TrackingRL(LeggedTask):
         return replace(state, physics=physics, frame=frame, joint_vel=qvel[jnp.array(self.legged.joint_qvel)])
 
 
-@functools.cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(read_text(_TABLE))
-
-
 @functools.lru_cache(maxsize=32)
 def _changed_task(env: TrackingRL) -> VelocityTask:
-    table, own = _table(), velocity_task(env.robot)
-    scale = own.robot.height / table["height"]
+    own = velocity_task(env.robot)
+    scale = own.robot.height / _TABLES["height"]
 
     def scaled(part: str, name: str, x: float) -> float:
-        return x * scale if name in table["lengths"] and part != "weight" else x
+        return x * scale if name in _TABLES["lengths"] and part != "weight" else x
 
     rewards, ends = (
-        {name: {part: scaled(part, name, x) for part, x in spec.items()} for name, spec in table[kind].items()}
+        {name: {part: scaled(part, name, x) for part, x in spec.items()} for name, spec in _TABLES[kind].items()}
         for kind in ("rewards", "terminations")
     )
     task = replace(
         own,
-        actor=tuple(table["actor"]),
-        critic=tuple(table["critic"]),
-        noise=freeze({name: scaled("noise", name, x) for name, x in table["noise"].items()}),
+        actor=tuple(_TABLES["actor"]),
+        critic=tuple(_TABLES["critic"]),
+        noise=freeze({name: scaled("noise", name, x) for name, x in _TABLES["noise"].items()}),
         rewards=freeze(rewards),
         terminations=freeze(ends),
-        push=Push(**freeze(table["push"])),
+        push=Push(**freeze(_TABLES["push"])),
     )
-    task = change_task(task, command={}, rewards=env.rewards, noise=env.noise, push=env.push, curriculum=None)
-    return with_given(task, env.model, env.encoder_bias)
+    names = ("rewards", "noise", "push", "encoder_bias", "model")
+    return change_task(task, command={}, curriculum=None, **{name: getattr(env, name) for name in names})
 
 
 @functools.lru_cache(maxsize=32)
@@ -305,7 +292,7 @@ def _links_that_count(env: TrackingRL) -> Mapping[str, Any]:
     robot, model = env.task.robot, env.legged.model
     links = {model.body(i).name: i - 1 for i in range(1, model.nbody)}
     points = {foot.body: foot.offset for foot in robot.feet}
-    table = _table().get(env.robot, {})
+    table = _TABLES.get(env.robot, {})
     ends = [(links[name], points.get(name, (0.0, 0.0, 0.0))) for name in table.get("ends", points)]
     bodies = tuple(links[name] for name in table.get("bodies", links))
     return {"anchor": links[robot.upright], "bodies": bodies, "ends": tuple(ends)}

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from flax import struct
 from flax.core import FrozenDict
 
-from ejax.envs.description import Feature
 from ejax.envs.locomotion.catalog import VelocityTask, change_task, velocity_task
-from ejax.envs.locomotion.legged_task import LeggedTask, with_given
+from ejax.envs.locomotion.legged_task import LeggedTask
 from ejax.envs.locomotion.mirror import Mirror, make_mirror
 from ejax.envs.locomotion.motion import FootTimers, heading, no_contacts, observe_motion, start_timers
 from ejax.envs.locomotion.terrain import Terrain, height_below
@@ -22,7 +21,7 @@ from ejax.envs.task.terms import Outcome, total
 from ejax.envs.task.world import World
 from ejax.envs.terms.commands import Command
 from ejax.envs.terms.curricula import Part, Progress
-from ejax.envs.terms.legged import LeggedWorld, describe_terms
+from ejax.envs.terms.legged import LeggedWorld
 from ejax.types import Array, Key, PyTree, Timestep
 
 _SPOT = 0x5907  # folded into the key of an episode's start, for what tiles draw
@@ -101,12 +100,6 @@ class VelocityRL(LeggedTask):
             return make_mirror(self.task, self.legged.model, self.ground.scanned.tolist())
         return None
 
-    @property
-    def parts(self) -> dict[str, tuple[Feature, ...]]:
-        robot = self.task.robot
-        parts, points = {"policy": self.task.actor, "critic": self.task.critic}, self.ground.scanned.tolist()
-        return {name: describe_terms(robot.joints, len(robot.feet), terms, points) for name, terms in parts.items()}
-
     def for_evaluation(self) -> Self:
         """Judge by the last stage of each curriculum at any time, and on all levels of tiles that rows can reach: a
         best checkpoint is the best at the whole task."""
@@ -123,7 +116,7 @@ class VelocityRL(LeggedTask):
 
     def start(self, key: Key) -> VelocityState:
         task, robot, bias = self.task, self.task.robot, self.task.encoder_bias
-        key_place, key_command, key_push, key_bias = self._keys_of_start(key)
+        key_place, key_command, key_push, key_bias = jax.random.split(key, 4)
         # folded, not split: on other ground all is drawn as without tiles
         spot = self.ground.first_spot(jax.random.fold_in(key, _SPOT)) if self.ground.kind == "tiles" else ()
         progress = Progress.begin(task.curriculum, key, spot) if self.carries_over else ()
@@ -150,13 +143,17 @@ class VelocityRL(LeggedTask):
         """Carry over how far the row has come; what ``reset`` drew for the first stage, draw again for this one."""
         if not self.carries_over:
             return started, obs
-        progress: Progress = ended.progress.restart(started.progress)
+        progress: Progress = replace(ended.progress, error=started.progress.error, seed=started.progress.seed)
         key = jax.random.wrap_key_data(progress.seed)
-        _, key_command, key_push, _ = self._keys_of_start(key)
+        _, key_command, key_push, _ = jax.random.split(key, 4)  # as ``start`` does
         command = self.task.command.draw(key_command, self.control_period, self._now("command", progress))
         push_in = self.draw_push_time(key_push, self._now("push", progress))
         if progress.spot:
-            progress = replace(progress, spot=self._next_spot(ended, jax.random.fold_in(key, _SPOT)))
+            level, column = ended.progress.spot
+            commanded = jnp.linalg.norm(ended.command.velocity[:2]) * self.max_episode_steps * self.control_period
+            key_level = jax.random.fold_in(key, _SPOT)
+            level = self.ground.next_level(level, self._distance(ended), commanded, key_level)
+            progress = replace(progress, spot=(level, column))
             moved = self._platform(progress.spot) - self._platform(started.progress.spot)
             qpos = started.physics.qpos.at[:3].add(moved)
             started = replace(started, physics=replace(started.physics, qpos=qpos))
@@ -251,11 +248,6 @@ class VelocityRL(LeggedTask):
         origin = self.ground.origin(*spot)
         return jnp.append(origin, height_below(self.ground, origin))
 
-    def _next_spot(self, ended: VelocityState, key: Key) -> tuple[Array, Array]:
-        level, column = ended.progress.spot
-        commanded = jnp.linalg.norm(ended.command.velocity[:2]) * self.max_episode_steps * self.control_period
-        return self.ground.next_level(level, self._distance(ended), commanded, key), column
-
     def _distance(self, state: VelocityState) -> Array:
         """Return how far the robot is from the middle of its tile, m."""
         return jnp.linalg.norm(state.physics.qpos[:2] - self.ground.origin(*state.progress.spot))
@@ -276,10 +268,6 @@ class VelocityRL(LeggedTask):
         turn = jnp.stack([jnp.cos(yaw / 2.0), jnp.zeros(()), jnp.zeros(()), jnp.sin(yaw / 2.0)])
         return PhysicsState(qpos=jnp.concatenate([place, turn, joints]), qvel=jnp.zeros(model.nv))
 
-    @staticmethod
-    def _keys_of_start(key: Key) -> Key:
-        return jax.random.split(key, 4)
-
     def _now(self, part: Part, progress: PyTree) -> Mapping[str, Array]:
         """Numbers that a curriculum puts in the place of the task's."""
         curriculum = self.task.curriculum
@@ -292,7 +280,5 @@ def _changed_task(env: VelocityRL) -> VelocityTask:
     if env.ground.scan is not None:
         seen, noise = ("height_scan",), {"height_scan": 0.1, **task.noise}  # m, legged_gym's and Isaac Lab's
         task = replace(task, actor=task.actor + seen, critic=task.critic + seen, noise=FrozenDict(noise))
-    task = change_task(
-        task, command=env.command, rewards=env.rewards, noise=env.noise, push=env.push, curriculum=env.curriculum
-    )
-    return with_given(task, env.model, env.encoder_bias)
+    names = ("command", "rewards", "noise", "push", "curriculum", "encoder_bias", "model")
+    return change_task(task, **{name: getattr(env, name) for name in names})

@@ -17,7 +17,7 @@ from ejax.envs.mujoco.engine import Engine, check_physics
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.physics import Change, base, keep_written, refuse_overlaps
 from ejax.envs.task.scene import Scene, SceneWorld
-from ejax.envs.task.terms import Added, Outcome, Term, apply_events, as_world, join_outcomes, observe, total
+from ejax.envs.task.terms import Added, Outcome, Term, apply_events, as_world, join_outcomes, observe, remember, total
 from ejax.envs.task.world import SceneState
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.events import PhysicsEvent
@@ -170,9 +170,9 @@ class EmbodiedEnv(PhysicsTask):
         obs, history = flatten_dict(self._sensors(world)), {}
         for number, term in enumerate(self.of("observations")):
             obs = _put(obs, term, number, world, key)
-            if term.shaping.history_length > 1:
+            if term.history_length > 1:
                 # a start's state has none yet: its first numbers take the place of those before
-                obs[term.path] = term.shaping.remember(obs[term.path], world.state.history.get(term.name))
+                obs[term.path] = remember(term, obs[term.path], world.state.history.get(term.name))
                 history[term.name] = obs[term.path]
         whole = unflatten_dict(obs)  # of which pictures stay as they are
         numbers = jax.tree.map(lambda x: x if x.dtype == jnp.uint8 else x.reshape(-1).astype(jnp.float32), whole)

@@ -2,8 +2,8 @@
 
     kind          func(…, **params) ->
     rewards       (world): scalar; the total is Σ weight·term, and a term of mode ``replace`` starts the sum again
-    observations  (world, obs): the numbers, then clipped, scaled, noisy, with their history (``Shaping``). ``obs`` is
-                  the observation so far, or under mode ``modify`` the value to modify
+    observations  (world, obs): the numbers, then clipped, scaled, noisy, with their history. ``obs`` is the observation
+                  so far, or under mode ``modify`` the value to modify
     actions       (scene, active): ``ejax.envs.terms.actions.ActionTerm``
     events        (world, key): the world after it; mode ``startup``, ``reset`` or ``interval``
     terminations  (world): ``Outcome``, success, failure or an early end
@@ -17,7 +17,7 @@ The order of a step (``Task.step``), of every task:
     1  act                    the action becomes the control of drives or actuators, and moves the physics for one
                               control period
     2  update                 what else happens then: kept numbers, markers, pushes, the next command
-    3  apply_interval_events  interval events that are due
+    3  apply_events           interval events that are due
     4  observe_noisy          the observation of the world after it
     5  outcome                success, failure, an early end; neither of the first two for a world that is not finite
     6  total                  base reward + Σ weight·term, of the world before and after
@@ -99,33 +99,6 @@ def _joined(one: Array | None, other: Array | None, join: Callable[..., Array] =
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shaping:
-    """Changes of an observation's numbers, in this order: clip, scale, noise."""
-
-    clip: tuple[float, float] | None = None
-    scale: float | tuple[float, ...] | None = None
-    noise: float = 0.0  # Half the width of uniform noise, in the scaled numbers' unit
-    history_length: int = 1
-    """Control steps whose numbers are observed together, the last one's at the end; 1: the present ones alone."""
-
-    def shape(self, values: Array, key: Key | None) -> Array:
-        """Clip, scale and disturb the numbers. Without a key there is no noise."""
-        if self.clip is not None:
-            values = jnp.clip(values, *self.clip)
-        if self.scale is not None:
-            values = jnp.asarray(self.scale) * values
-        if key is not None:
-            values = values + self.noise * jax.random.uniform(key, values.shape, minval=-1.0, maxval=1.0)
-        return values
-
-    def remember(self, values: Array, kept: Array | None) -> Array:
-        """Add the shaped numbers to those of the steps before, [history_length, ...]; without such they count for all
-        of them, as at an episode's start."""
-        row = values[None]
-        return jnp.repeat(row, self.history_length, axis=0) if kept is None else jnp.concatenate([kept[1:], row])
-
-
-@dataclass(frozen=True, kw_only=True)
 class Term:
     """One function with its parameters, and what its kind needs in addition."""
 
@@ -137,7 +110,11 @@ class Term:
     mode: str = ""
     """Event: ``startup``, ``reset``, ``interval``; reward: ``add``, ``replace``; observation: ``add``, ``modify``."""
     interval_step: int = 1  # Control steps of an episode from one interval event to the next
-    shaping: Shaping = Shaping()
+    clip: tuple[float, float] | None = None  # Of an observation's numbers, before all else
+    scale: float | tuple[float, ...] | None = None  # Then
+    noise: float = 0.0  # Half the width of uniform noise, in the scaled numbers' unit
+    history_length: int = 1
+    """Control steps whose numbers are observed together, the last one's at the end; 1: the present ones alone."""
     path: tuple[str, ...] = ()  # Its place in a nested observation
     key: str = ""  # Dotted path in a config, for messages
 
@@ -189,11 +166,25 @@ def total(
 
 
 def observe(term: Term, number: int, world: Any, obs: Any, key: Key | None = None) -> Array:
-    """Compute one term, shaped. ``number``: its place, by which its noise is drawn; without a key there is none."""
+    """Compute one term: clipped, scaled, then with noise. ``number``: its place, by which its noise is drawn; without a
+    key there is none."""
     values = jnp.asarray(term(world, obs))
-    # apart from the events' keys, which are folded from the same one by their places
-    noise_key = jax.random.fold_in(key, _NOISE + number) if key is not None and term.shaping.noise else None
-    return term.shaping.shape(values, noise_key)
+    if term.clip is not None:
+        values = jnp.clip(values, *term.clip)
+    if term.scale is not None:
+        values = jnp.asarray(term.scale) * values
+    if key is not None and term.noise:
+        # apart from the events' keys, which are folded from the same one by their places
+        own = jax.random.fold_in(key, _NOISE + number)
+        values = values + term.noise * jax.random.uniform(own, values.shape, minval=-1.0, maxval=1.0)
+    return values
+
+
+def remember(term: Term, values: Array, kept: Array | None) -> Array:
+    """Add an observation to those of the steps before, [history_length, ...]; without such it counts for all of them,
+    as at an episode's start."""
+    row = values[None]
+    return jnp.repeat(row, term.history_length, axis=0) if kept is None else jnp.concatenate([kept[1:], row])
 
 
 def observe_all(terms: Sequence[Term], world: Any, key: Key | None = None) -> Array:

@@ -70,11 +70,6 @@ class Stages:
         rows = {name: [each.get(name, own[name]) for each in stages] for name in sorted(self.names)}
         return {name: jnp.asarray(np.array(row, np.float32))[stage] for name, row in rows.items()}
 
-    def stage_at(self, run_step: Array) -> Array:
-        """Return the stage that holds at a control step of the run, int32."""
-        steps = jnp.array([each["step"] for each in self.stages])
-        return jnp.sum(steps <= run_step).astype(jnp.int32)
-
     def stage_after(self, stage: Array, fell: Array, error: Array) -> Array:
         """Return the stage after an episode; ``error``, m/s: the mean of its velocity error."""
         up = ~fell if self.by == "success" else ~fell & (error <= self.below)
@@ -112,10 +107,6 @@ class Progress:
         }
         return replace(self, stage=stage, error=total)
 
-    def restart(self, started: Self) -> Self:
-        """Carry this, of an episode that ended, over to one that ``started``."""
-        return replace(started, run_step=self.run_step, stage=self.stage, spot=self.spot)
-
     def numbers(self, curricula: Mapping[str, Stages], part: Part, own: Mapping[str, Any]) -> dict[str, Array]:
         """Look up the numbers of one part that hold now and change at all. ``own``: the task's."""
         now: dict[str, Array] = {}
@@ -125,5 +116,9 @@ class Progress:
         return now
 
     def _at_step(self, curricula: Mapping[str, Stages]) -> Self:
-        by_steps = {name: each.stage_at(self.run_step) for name, each in curricula.items() if each.by == "steps"}
-        return replace(self, stage={**self.stage, **by_steps})
+        now = dict(self.stage)
+        for name, each in curricula.items():
+            if each.by == "steps":
+                steps = jnp.array([stage["step"] for stage in each.stages])
+                now[name] = jnp.sum(steps <= self.run_step).astype(jnp.int32)
+        return replace(self, stage=now)

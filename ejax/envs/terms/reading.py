@@ -13,7 +13,7 @@ from flax.core import FrozenDict
 
 from ejax.envs.randomization.names import modes_of
 from ejax.envs.task.entities import ROBOT
-from ejax.envs.task.terms import Added, Shaping, Term, TermKind, apply_events, total
+from ejax.envs.task.terms import Added, Term, TermKind, apply_events, total
 from ejax.envs.terms.events import EVENTS as OF_MODELS
 from ejax.envs.terms.events import PhysicsEvent
 from ejax.envs.terms.registry import find_functor, find_reward
@@ -127,7 +127,7 @@ def _read_term(name: str, section: Section, kind: TermKind, modes: tuple[str, ..
     params = section.open("params")
     fields: dict[str, Any] = {"mode": section.choice("mode", modes, modes[0])} if modes else {}
     if kind == "observations":
-        fields |= {"path": tuple(str(section.take("name", name)).split("/")), "shaping": _read_shaping(section)}
+        fields |= {"path": tuple(str(section.take("name", name)).split("/")), **_read_shaping(section)}
     if kind == "rewards":
         fields["weight"] = section.number("weight", 1.0)
     if kind == "events":
@@ -161,16 +161,16 @@ def _read_contract(section: Section, func_name: Any) -> Any:
     return CONTRACTS.get(contract)
 
 
-def _read_shaping(section: Section) -> Shaping:
+def _read_shaping(section: Section) -> dict[str, Any]:
     clip = section.numbers("clip", (), 2) if "clip" in section else ()
     if clip and clip[0] > clip[1]:
         section.problem("clip", f"got {list(clip)}; must be [lowest, highest]")
-    return Shaping(
-        clip=(clip[0], clip[1]) if clip else None,
-        scale=section.number("scale", 1.0) if "scale" in section else None,
-        noise=section.number("noise", 0.0, at_least=0.0),
-        history_length=section.integer("history_length", 1, at_least=1),
-    )
+    return {
+        "clip": clip or None,
+        "scale": section.number("scale", 1.0) if "scale" in section else None,
+        "noise": section.number("noise", 0.0, at_least=0.0),
+        "history_length": section.integer("history_length", 1, at_least=1),
+    }
 
 
 def _find(section: Section, kind: TermKind, name: Any) -> Callable[..., Any] | None:
