@@ -63,22 +63,18 @@ def make_mirror(task: VelocityTask, model: mujoco.MjModel, points: Sequence[Sequ
     places = {(round(x, 6), round(y, 6)): i for i, (x, y) in enumerate(points)}
     scan = tuple(places[x, -y] for x, y in places), (1.0,) * len(places)
     joints, feet = mirror_joints(robot, model), other_sides([foot.body for foot in robot.feet])
+    known: dict[str, Change] = {"height_scan": scan, **dict.fromkeys(_OF_JOINTS, joints)}
+    known |= {term: (tuple(range(len(signs))), signs) for term, signs in _OF_BODY.items()}
+    for term, signs in _OF_FEET.items():
+        numbers = tuple(len(signs) * foot + i for foot in feet for i in range(len(signs)))
+        known[term] = numbers, signs * len(feet)
 
     def of_terms(terms: Sequence[str]) -> Change:
         index, sign = list[int](), list[float]()
         for term in terms:
-            if term in _OF_JOINTS:
-                numbers, signs = joints
-            elif term == "height_scan":
-                numbers, signs = scan
-            elif term in _OF_FEET:
-                own = _OF_FEET[term]
-                numbers = tuple(len(own) * foot + i for foot in feet for i in range(len(own)))
-                signs = own * len(feet)
-            elif term in _OF_BODY:
-                numbers, signs = tuple(range(len(_OF_BODY[term]))), _OF_BODY[term]
-            else:
+            if term not in known:
                 raise ValueError(f"the observation {term} has no known mirror image; leave it out")
+            numbers, signs = known[term]
             index += [len(index) + i for i in numbers]
             sign += signs
         return tuple(index), tuple(sign)

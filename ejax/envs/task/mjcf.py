@@ -127,11 +127,9 @@ def unit_of_actuator(model: mujoco.MjModel, i: int) -> tuple[str, str, float]:
 
 def actuator_name(model: mujoco.MjModel, i: int) -> str:
     """Return an actuator's name, or that of its joint where it has none."""
-    if name := model.actuator(i).name:
-        return name
-    if model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT:
-        return model.joint(int(model.actuator_trnid[i, 0])).name or f"actuator {i}"
-    return f"actuator {i}"
+    on_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
+    joint = model.joint(int(model.actuator_trnid[i, 0])).name if on_joint else ""
+    return model.actuator(i).name or joint or f"actuator {i}"
 
 
 def to_text(numbers: Iterable[float]) -> str:

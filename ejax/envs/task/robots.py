@@ -128,15 +128,11 @@ def _arm_numbers(dh: dict[str, Any]) -> dict[str, Any]:
     sizes = {"thick": 0.95 * r, "middling": 0.72 * r, "thin": 0.6 * r}
     # the links' as the template has them, base first, m
     lengths = (0.178, *a, 0.12, 0.12, 0.03)
-    links = enumerate(zip(dh["masses"], lengths, strict=True))
-    inertia = [to_text(_cylinder_inertia(mass, abs(length), r, along_x=i in (1, 2))) for i, (mass, length) in links]
+    inertia = []
+    for i, (mass, length) in enumerate(zip(dh["masses"], lengths, strict=True)):
+        # of solid cylinders along x or z, kg·m²
+        along, across = 0.5 * mass * r**2, mass * (3.0 * r**2 + length**2) / 12.0
+        inertia.append(to_text((along, across, across) if i in (1, 2) else (across, across, along)))
     joints = {f"{name}_joint": 1.05 * size for name, size in sizes.items()}
     middle, inner = [length / 2.0 for length in a], 0.3 * dh["offset"]
     return dh | sizes | joints | {"foot": 1.25 * r, "inner": inner, "middle": middle, "inertia": inertia}
-
-
-def _cylinder_inertia(mass: float, length: float, radius: float, *, along_x: bool) -> tuple[float, float, float]:
-    """Return a solid cylinder's inertia along x or z, kg·m²."""
-    along = 0.5 * mass * radius**2
-    across = mass * (3.0 * radius**2 + length**2) / 12.0
-    return (along, across, across) if along_x else (across, across, along)
