@@ -7,7 +7,7 @@ from typing import Any
 from ejax.schema.frozen import freeze, thaw
 from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.problems import EMPTY, KeyReport, Status
-from ejax.schema.values import INT32_MAX
+from ejax.schema.values import INT32_MAX, is_number
 
 
 def unknown_key(name: str, allowed: Iterable[str], hidden: Iterable[str] = ()) -> str:
@@ -61,14 +61,14 @@ class Section:
     def number(self, name: str, default: float, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
         value = self.take(name, default)
         bound = f" > {above:g}" if above > -math.inf else f" >= {at_least:g}" if at_least > -math.inf else ""
-        fits = _is_number(value) and value > above and value >= at_least
+        fits = is_number(value) and value > above and value >= at_least
         return float(self._fitting(name, value, fits, f"a number{bound}", default))
 
     def integer(self, name: str, default: int, *, at_least: int | None = None) -> int:
         value = self.take(name, default)
         least = -INT32_MAX if at_least is None else at_least
-        fits = _is_number(value) and value == value // 1 and least <= value <= INT32_MAX
-        too_large = _is_number(value) and abs(value) > INT32_MAX
+        fits = is_number(value) and value == value // 1 and least <= value <= INT32_MAX
+        too_large = is_number(value) and abs(value) > INT32_MAX
         bound = f" within ±{INT32_MAX}" if too_large else "" if at_least is None else f" >= {at_least}"
         return int(self._fitting(name, value, fits, f"an integer{bound}", default))
 
@@ -93,7 +93,7 @@ class Section:
     def numbers(self, name: str, default: tuple[float, ...], count: int | None = None) -> tuple[float, ...]:
         """Read a list of ``count`` numbers; any count if None."""
         value = self.take(name, default)
-        fits = isinstance(value, list | tuple) and all(map(_is_number, value)) and count in (None, len(value))
+        fits = isinstance(value, list | tuple) and all(map(is_number, value)) and count in (None, len(value))
         wanted = "numbers" if count is None else f"{count} numbers"
         return tuple(map(float, self._fitting(name, value, fits, f"a list of {wanted}", default)))
 
@@ -165,7 +165,3 @@ class Section:
 def is_empty(value: Any) -> bool:
     """Return whether a value requests nothing: null, or an empty section or list."""
     return value is None or (isinstance(value, Mapping | list | tuple) and not value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

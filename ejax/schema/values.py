@@ -46,9 +46,14 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=expanded, metavar="best|latest|PATH", help=text)
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number; true and false, which are integers to Python, are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def is_positive(value: Any) -> bool:
     """Return whether a value is a finite number above 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return is_number(value) and 0 < value < math.inf
 
 
 def plain(data: Any, most: int = MAX_COPIED) -> Any:

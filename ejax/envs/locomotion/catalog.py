@@ -30,6 +30,7 @@ from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.schema.frozen import freeze
 from ejax.schema.messages import did_you_mean
 from ejax.schema.plain_files import expanded, read_text
+from ejax.schema.values import is_number
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -175,7 +176,7 @@ def _checked(task: VelocityTask, stages: Stages) -> Stages:
             _changed(stages.of, getattr(task, stages.of), change)
             continue
         check_names("rewards", change, task.rewards)
-        if wrong := [f"{name}: {x!r}" for name, x in change.items() if not _is_number(x)]:
+        if wrong := [f"{name}: {x!r}" for name, x in change.items() if not is_number(x)]:
             raise ValueError(f"stages of rewards are weights, which are numbers; got {wrong[0]}")
     return stages
 
@@ -206,15 +207,11 @@ def _changed(where: str, old: Record, given: Mapping[str, Any]) -> Record:
         pair = isinstance(getattr(old, name), tuple)
         numbers = value if isinstance(value, list | tuple) else [value]
         fits = isinstance(value, list | tuple) == pair and len(numbers) == 1 + pair
-        if not fits or not all(map(_is_number, numbers)):
+        if not fits or not all(map(is_number, numbers)):
             wanted = "two numbers, [lowest, highest]" if pair else "a number"
             raise ValueError(f"{where}.{name} must be {wanted}, got {value!r}")
         new[name] = tuple(map(float, numbers)) if pair else float(value)
     return replace(old, **new)
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool)
 
 
 @functools.cache

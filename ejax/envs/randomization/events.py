@@ -23,6 +23,7 @@ from ejax.schema.frozen import thaw
 from ejax.schema.messages import did_you_mean
 from ejax.schema.problems import KeyReport
 from ejax.schema.sections import Section
+from ejax.schema.values import is_number
 from ejax.types import Array, Key
 
 D = TypeVar("D")
@@ -49,7 +50,7 @@ class Curriculum:
         check_choice("by", self.by, get_args(By))
         for name in ("start", "raise_by", "lower_by"):
             value: Any = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+            if not is_number(value) or not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name}: got {value!r}; must be within 0 … 1")
         if isinstance(self.num_steps, bool) or not isinstance(self.num_steps, int) or self.num_steps < 1:
             raise ValueError(f"num_steps: got {self.num_steps!r}; must be an integer >= 1")

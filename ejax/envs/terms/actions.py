@@ -18,6 +18,7 @@ import numpy as np
 
 from ejax.envs.task.scene import Scene, SceneWorld
 from ejax.envs.task.world import SceneState
+from ejax.schema.values import is_number
 from ejax.types import Array
 
 Scale: TypeAlias = float | Sequence[float]
@@ -168,8 +169,7 @@ def between(low: Any, high: Any, x: Array) -> Array:
 def check_scale(scale: Scale, width: int, name: str = "scale") -> None:
     """Raise ValueError unless ``scale`` is a number, or one for each number of the action."""
     values = scale if isinstance(scale, list | tuple) else [scale]
-    wrong = [value for value in values if isinstance(value, bool) or not isinstance(value, int | float)]
-    if wrong or len(values) not in (1, width):
+    if not all(map(is_number, values)) or len(values) not in (1, width):
         raise ValueError(f"{name} must be a number, or a list of {width}, got {scale!r}")
 
 

@@ -12,7 +12,7 @@ from ejax.envs.task.robots import matching_joints
 from ejax.envs.task.scene import Scene, SceneWorld
 from ejax.envs.task.world import SceneState
 from ejax.envs.terms.actions import ActionTerm, Joints, Scale, between, check_scale, with_targets
-from ejax.schema.values import is_positive
+from ejax.schema.values import is_number, is_positive
 from ejax.types import Array
 
 _ROUNDING = 1e-6  # rad or m, allowed above ``max_joint_delta``
@@ -176,7 +176,7 @@ def _command(scene: Scene, joints: Joints, name: str, given: Mapping[str, float]
         matched = matching_joints(str(pattern), names)
         if not matched:
             raise ValueError(f"{name} names '{pattern}'; the joints to command are {', '.join(names)}")
-        if isinstance(number, bool) or not isinstance(number, int | float):
+        if not is_number(number):
             raise ValueError(f"{name}.{pattern} must be a number, got {number!r}")
         # two patterns that both fit would leave it to their order
         if twice := [joint for joint in matched if joint in found]:
