@@ -33,15 +33,14 @@ class LeggedTask(PhysicsTask):
     model: str | None
 
     def check_fields(self) -> None:
-        kind = type(self).__name__
         if not isinstance(self.model, str | None):
-            raise ValueError(f"{kind}: model must be the path of a file, got {self.model!r}")
+            raise ValueError(f"model must be the path of a file, got {self.model!r}")
         try:
             source, _ = self.task.robot.source, self.ground
             # a package's file is known to fit: it is not compiled before it is needed
             _ = self.legged if source is None or source.startswith(FILE) else robot_file(source)
-        except (ModuleNotFoundError, TypeError, ValueError) as error:
-            raise ValueError(f"{kind}: {error}") from error
+        except (ModuleNotFoundError, TypeError) as error:
+            raise ValueError(str(error)) from error
         super().check_fields()
 
     @property

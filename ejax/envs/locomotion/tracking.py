@@ -115,8 +115,8 @@ class TrackingRL(LeggedTask):
         super().check_fields()
         try:
             _ = self.sampling, self.clip
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"TrackingRL: {error}") from error
+        except TypeError as error:  # an unknown name in ``starts``
+            raise ValueError(str(error)) from error
 
     @property
     def task(self) -> VelocityTask:

@@ -62,20 +62,20 @@ def start_changed(asset: str, keyframe: str | int, noise: float) -> Iterator[str
         yield f"start_noise leaves out {shorten(', '.join(left))}, under an equality or a tendon's limits"
 
 
-def check_actuators(kind: str, model: mujoco.MjModel, num_actions: int, own_control: bool) -> None:
+def check_actuators(model: mujoco.MjModel, num_actions: int, own_control: bool) -> None:
     """Raise ValueError at actuators that actions cannot be scaled to. ``num_actions`` 0: they are the actuators'."""
     if not model.nu:
-        raise ValueError(f"{kind}: the model has no actuators; add an <actuator> section to its MJCF")
+        raise ValueError("the model has no actuators; add an <actuator> section to its MJCF")
     if own_control:
         return
     if num_actions not in (0, model.nu):
         remedy = "define control(self, world, action), which turns the former into the latter"
-        raise ValueError(f"{kind}: {num_actions} actions for {model.nu} actuators; {remedy}")
+        raise ValueError(f"{num_actions} actions for {model.nu} actuators; {remedy}")
     for i in range(model.nu):
         if not model.actuator_ctrllimited[i]:
             lacks = "has no ctrlrange, which actions of ±1 are scaled to"
             remedy = "write one into the MJCF, or define control(self, world, action)"
-            raise ValueError(f"{kind}: actuator {actuator_name(model, i)!r} {lacks}; {remedy}")
+            raise ValueError(f"actuator {actuator_name(model, i)!r} {lacks}; {remedy}")
 
 
 def name_numbers(name: str, shape: tuple[int, ...]) -> tuple[Feature, ...]:

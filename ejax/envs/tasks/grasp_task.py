@@ -131,12 +131,7 @@ class GraspTask(PhysicsTask):
     def check_fields(self) -> None:
         super().check_fields()
         if not 0.0 <= self.cube_turn <= 0.3:
-            text = f"cube_turn must be in [0, 0.3] rad, got {self.cube_turn}: the gripper does not turn"
-            raise ValueError(f"{type(self).__name__}: {text}")
-
-    def cubes(self, state: Any) -> Array:
-        """[..., 3], m: the cubes' centres, in the shape of ``was_lifted``."""
-        raise NotImplementedError
+            raise ValueError(f"cube_turn must be in [0, 0.3] rad, got {self.cube_turn}: the gripper does not turn")
 
     def target(self, state: Any) -> tuple[Array, Array, Array]:
         """Return the cube that is meant [3], m, its goal [3], m, and True where it was lifted."""
@@ -224,12 +219,12 @@ def draw_turn(key: Key, bound: float) -> Array:
     return jnp.stack([jnp.cos(half_turn), jnp.zeros(()), jnp.zeros(()), jnp.sin(half_turn)])
 
 
-def check_reachable(task: str, name: str, centre: tuple[float, float], bound: tuple[float, float]) -> None:
+def check_reachable(name: str, centre: tuple[float, float], bound: tuple[float, float]) -> None:
     """Raise ValueError where ``centre`` ± ``bound`` m leaves the workspace."""
     low, high = np.subtract(centre, bound), np.add(centre, bound)
     if (np.array(bound) < 0.0).any():
-        raise ValueError(f"{task}: {name}_position_range must be >= 0, got {bound}")
+        raise ValueError(f"{name}_position_range must be >= 0, got {bound}")
     first, last = (corner[:2] for corner in WORKSPACE)
     if (low < first).any() or (high > last).any():
         text = f"{centre} ± {bound} m leaves the tool's workspace, which goes from {first} to {last} m"
-        raise ValueError(f"{task}: {name}_position {text}")
+        raise ValueError(f"{name}_position {text}")

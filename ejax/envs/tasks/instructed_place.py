@@ -114,7 +114,7 @@ class InstructedPlaceRL(GraspTask):
     def check_fields(self) -> None:
         super().check_fields()
         if not 0.0 <= self.zone_offset <= 0.04:
-            raise ValueError(f"InstructedPlaceRL: zone_offset must be in [0, 0.04] m, got {self.zone_offset}")
+            raise ValueError(f"zone_offset must be in [0, 0.04] m, got {self.zone_offset}")
 
     @property
     def asset(self) -> str:

@@ -104,6 +104,7 @@ class MuJoCoTask(PhysicsTask):
                 setattr(cls, name, freeze(vars(cls)[name]))
         known = [name for name in (*dir(MuJoCoTask), *MuJoCoTask.__annotations__) if not name.startswith("_")]
         for name in vars(cls):
+            # what nothing would look at, named almost like something that is used
             used = name.startswith("_") or name in known or name in cls.__annotations__
             if not used and (near := did_you_mean(name, known, _NEAR)):
                 raise TypeError(f"{cls.__name__}.{name} is not used{near} If it is a helper, call it _{name}")
@@ -112,25 +113,21 @@ class MuJoCoTask(PhysicsTask):
         dataclass(frozen=True, kw_only=True)(cls)
 
     def check_fields(self) -> None:
-        kind = type(self).__name__
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))
         # by name over the class's own: a config changes one weight without repeating the others
         object.__setattr__(self, "weights", freeze({**getattr(type(self), "weights", {}), **self.weights}))
         if wrong := {name: x for name, x in self.weights.items() if not isinstance(x, Mapping | int | float)}:
-            raise ValueError(f"{kind}: weights must be numbers, got {thaw(wrong)}")
-        try:
-            model = load_model(self.asset)
-            home_of(self.asset, self.keyframe)
-        except ValueError as error:
-            raise ValueError(f"{kind}: {error}") from error
+            raise ValueError(f"weights must be numbers, got {thaw(wrong)}")
+        model = load_model(self.asset)
+        home_of(self.asset, self.keyframe)
         # after the model: the number of substeps follows from its timestep
         super().check_fields()
-        check_actuators(kind, model, len(self.actions), self._has_control)
+        check_actuators(model, len(self.actions), self._has_control)
         try:
             _ = self._observed
         except Exception as error:  # any error here is the subclass's own
-            raise ValueError(f"{kind}: {describe_error(error)}") from error
+            raise ValueError(describe_error(error)) from error
 
     def observe(self, world: World) -> Mapping[str, Array] | Array:
         """Compute the observation: numbers by name, ``"tip to goal [m]"``, which become one vector in this order,
@@ -207,8 +204,8 @@ class MuJoCoTask(PhysicsTask):
         if round(count) < 1 or abs(count - round(count)) > 1e-6 * count:
             near = [f"{n * timestep:g}" for n in (math.floor(count), math.ceil(count)) if n > 0]
             raise ValueError(
-                f"{type(self).__name__}: control_period must be a multiple of the model's timestep of {timestep:g} s, "
-                f"got {self.control_period}; use {' or '.join(near)}"
+                f"control_period must be a multiple of the model's timestep of {timestep:g} s, got "
+                f"{self.control_period}; use {' or '.join(near)}"
             )
         return round(count)
 

@@ -45,7 +45,7 @@ class PhysicsTask(Task):
         # tuples have a hash, which a static argument needs; a file gives lists
         for name in self.positions:
             value, like = getattr(self, name), getattr(type(self), name)
-            object.__setattr__(self, name, _as_position(f"{type(self).__name__}: {name}", value, like))
+            object.__setattr__(self, name, _as_position(name, value, like))
 
     def control(self, world: World, action: Array) -> Array:
         """Compute the actuators' control [nu] for one control step."""

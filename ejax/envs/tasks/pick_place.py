@@ -73,8 +73,8 @@ class PickPlaceRL(GraspTask):
 
     def check_fields(self) -> None:
         super().check_fields()
-        check_reachable("PickPlaceRL", "cube", self.cube_position, self.cube_position_range)
-        check_reachable("PickPlaceRL", "goal", self.goal_position, self.goal_position_range)
+        check_reachable("cube", self.cube_position, self.cube_position_range)
+        check_reachable("goal", self.goal_position, self.goal_position_range)
 
     @property
     def asset(self) -> str:

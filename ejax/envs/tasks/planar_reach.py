@@ -57,7 +57,7 @@ class PlanarReachRL(Task):
     def check_fields(self) -> None:
         super().check_fields()
         if not min(self.link_length) > 0.0:
-            raise ValueError(f"PlanarReachRL: link_length must be two lengths > 0, got {self.link_length}")
+            raise ValueError(f"link_length must be two lengths > 0, got {self.link_length}")
 
     def start(self, key: Key) -> PlanarReachState:
         key_start, key_target = jax.random.split(key)

@@ -74,7 +74,7 @@ class PointMassRL(Task):
         low, high = self.obstacle_radius_range
         if not 0.0 < low <= high:
             text = f"must be (low, high) with 0 < low <= high, got {self.obstacle_radius_range}"
-            raise ValueError(f"PointMassRL: obstacle_radius_range {text}")
+            raise ValueError(f"obstacle_radius_range {text}")
 
     @property
     def description(self) -> EnvDescription:

@@ -62,8 +62,7 @@ class PushCube(PushTask):
     def check_fields(self) -> None:
         super().check_fields()
         if not 0.0 <= self.start_range[0] <= self.start_range[1] <= 1.0:
-            text = f"start_range must be (low, high) with 0 <= low <= high <= 1, got {self.start_range}"
-            raise ValueError(f"PushCube: {text}")
+            raise ValueError(f"start_range must be (low, high) with 0 <= low <= high <= 1, got {self.start_range}")
 
     def start(self, key: Key) -> PushCubeState:
         state, (low, high) = super().start(key), self.start_range

@@ -64,24 +64,26 @@ class Task:
     def __post_init__(self) -> None:
         # a file gives dicts and lists, which have no hash, as a static argument needs
         freeze_fields(self, *(name for name, value in vars(self).items() if isinstance(value, dict | list)))
-        self.check_fields()
+        try:
+            self.check_fields()
+        except ValueError as error:
+            raise ValueError(f"{type(self).__name__}: {error}") from error
         if self.added.events or self.added.rewards:
             from ejax.envs.terms.reading import try_added
 
             try_added(self)
 
     def check_fields(self) -> None:
-        """Check the fields, before anything is traced. Raises ValueError."""
-        kind = type(self).__name__
+        """Check the fields, before anything is traced. Raises ValueError, to which the class's name is added."""
         for names, bound, fits in ((self.positive, "> 0", operator.gt), (self.not_negative, ">= 0", operator.ge)):
             for name in names:
                 if not fits(getattr(self, name), 0):
-                    raise ValueError(f"{kind}: {name} must be {bound}, got {getattr(self, name)}")
+                    raise ValueError(f"{name} must be {bound}, got {getattr(self, name)}")
         # a config gives strings: nothing else checks what a Literal allows
         for each in fields(self):  # type: ignore[arg-type]  # every task is a dataclass
             if get_origin(each.type) is Literal and getattr(self, each.name) not in (allowed := get_args(each.type)):
                 listed = " or ".join(filter(None, [", ".join(map(repr, allowed[:-1])), repr(allowed[-1])]))
-                raise ValueError(f"{kind}: {each.name} must be {listed}, got {getattr(self, each.name)!r}")
+                raise ValueError(f"{each.name} must be {listed}, got {getattr(self, each.name)!r}")
 
     def start(self, key: Key) -> Any:
         """Draw the state that an episode starts in."""
