@@ -106,8 +106,8 @@ class GraspTask(PhysicsTask):
 
     Action [4] in ±1: the tool's target is where it is now plus action_scale·a[:3] m, pointing down, and the fingers' is
     0.02·(1 + a[3]) m: −1 is open, 1 closed. Damped least squares turn the tool's target into joint angles, which the
-    drives hold for one control step of 0.04 s. A state has ``was_lifted``, one bool or one for each cube. Truncated:
-    when a cube fell below −0.1 m.
+    drives hold for one control step of 0.04 s. A state has ``cubes`` [..., 3], m, their centres, and ``was_lifted``, a
+    bool for each. Truncated: when a cube fell below −0.1 m.
     """
 
     episode_length: int = 100
@@ -171,11 +171,11 @@ class GraspTask(PhysicsTask):
 
     def update(self, key: Key, world: World, before: World) -> World:
         state = world.state
-        was_lifted = state.was_lifted | (height_of(self.cubes(state)) > LIFT)
+        was_lifted = state.was_lifted | (height_of(state.cubes) > LIFT)
         return replace(world, state=replace(state, was_lifted=was_lifted))
 
     def truncates(self, world: World) -> Array:
-        return (self.cubes(world.state)[..., 2] < CUBE_FELL).any()
+        return (world.state.cubes[..., 2] < CUBE_FELL).any()
 
     def reward_terms(self, world: World, before: World) -> dict[str, Array]:
         former = self.potential(before.state)

@@ -155,9 +155,6 @@ class InstructedPlaceRL(GraspTask):
             episode_step=jnp.zeros((), jnp.int32),
         )
 
-    def cubes(self, state: InstructedPlaceState) -> Array:
-        return state.cubes
-
     def succeeds(self, world: World) -> Array:
         state = world.state
         return self._is_placed(state)[state.target_cube, state.target_zone]

@@ -40,8 +40,8 @@ class PickPlaceState:
     episode_step: Array  # Control steps done, int32
 
     @property
-    def cube(self) -> Array:
-        """[3], m: the cube's centre."""
+    def cubes(self) -> Array:
+        """[3], m: the centre of the one cube."""
         return self.physics.qpos[8:11]
 
 
@@ -90,19 +90,16 @@ class PickPlaceRL(GraspTask):
             episode_step=jnp.zeros((), jnp.int32),
         )
 
-    def cubes(self, state: PickPlaceState) -> Array:
-        return state.cube
-
     def target(self, state: PickPlaceState) -> tuple[Array, Array, Array]:
-        return state.cube, state.goal, state.was_lifted
+        return state.cubes, state.goal, state.was_lifted
 
     def observe(self, world: World) -> Array:
         state, qpos = world.state, world.qpos
-        tool, cube, goal = self.tool_position(state), state.cube, state.goal
+        tool, cube, goal = self.tool_position(state), state.cubes, state.goal
         lifted = state.was_lifted.astype(qpos.dtype)[None]
         return jnp.concatenate([qpos[:8], tool, cube, goal, cube - tool, goal - cube, lifted])
 
     def succeeds(self, world: World) -> Array:
         state, velocity, fingers = world.state, world.qvel[8:11], world.qpos[6:8]
         near = self.distance(state) < self.success_threshold
-        return state.was_lifted & near & is_set_down(state.cube, velocity, fingers)
+        return state.was_lifted & near & is_set_down(state.cubes, velocity, fingers)
