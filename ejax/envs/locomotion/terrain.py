@@ -80,8 +80,8 @@ class Terrain:
         if self.kind not in ("flat", "rough", "tiles"):
             raise ValueError(f"terrain.kind must be 'flat', 'rough' or 'tiles', got {self.kind!r}")
         cell = self.grid
-        for name in ("height", "cell", "half_size", "spacing"):
-            x = getattr(self, "grid" if name == "cell" else name)
+        lengths = {"height": self.height, "cell": cell, "half_size": self.half_size, "spacing": self.spacing}
+        for name, x in lengths.items():
             if not x > 0.0:
                 raise ValueError(f"terrain.{name} must be > 0, got {x}")
         if cell > self.half_size:

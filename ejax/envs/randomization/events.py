@@ -132,7 +132,12 @@ def _read(
         if func not in funcs:
             section.problem("func", f"{func}: {why_none}")
             return None
-        if not _fits(params, func, funcs[func]):
+        for each in inspect.signature(funcs[func]).parameters.values():
+            params.take(each.name)
+            if each.default is each.empty and each.name not in params.data:
+                params.problem(each.name, f"is missing: {func} needs it")
+        params.close()
+        if any(problem.key.startswith(f"{params.path}.") for problem in report.problems):
             return None
         try:
             return Event(name, func, mode, interval_step, funcs[func](**params.data))
@@ -142,12 +147,3 @@ def _read(
             known = about in params.data
             report.refuse(params.key(about) if known else params.path, rest if known else str(error))
             return None
-
-
-def _fits(params: Section, func: str, make: Callable[..., Any]) -> bool:
-    for each in inspect.signature(make).parameters.values():
-        params.take(each.name)
-        if each.default is each.empty and each.name not in params.data:
-            params.problem(each.name, f"is missing: {func} needs it")
-    params.close()
-    return not any(problem.key.startswith(f"{params.path}.") for problem in params.report.problems)

@@ -170,18 +170,14 @@ def _hulls(model: mujoco.MjModel) -> Iterator[str]:
 
 def _keys(model: mujoco.MjModel) -> Iterator[str]:
     single = np.isin(model.jnt_type, list(LENGTHS)) & (model.jnt_limited != 0)
-    names, drives = joint_names(model), [actuator_name(model, i) for i in range(model.nu)]
-    for what, low, high, counts, labels in (
-        ("a joint's range", *model.jnt_range.T, single, names),
-        ("a ctrlrange", *model.actuator_ctrlrange.T, model.actuator_ctrllimited != 0, drives),
+    drives, limited = [actuator_name(model, i) for i in range(model.nu)], model.actuator_ctrllimited != 0
+    for what, values, (low, high), counts, names in (
+        ("a joint's range", model.key_qpos[:, model.jnt_qposadr], model.jnt_range.T, single, joint_names(model)),
+        ("a ctrlrange", model.key_ctrl, model.actuator_ctrlrange.T, limited, drives),
     ):
-        found = []
-        for key in range(model.nkey):
-            value = model.key_qpos[key][model.jnt_qposadr] if labels is names else model.key_ctrl[key]
-            beyond = counts & ((value < low - _NEAR) | (value > high + _NEAR))
-            if beyond.any():
-                found.append(f"{label(model, 'key', key)} ({', '.join(labels[i] for i in np.flatnonzero(beyond))})")
-        if found:
+        beyond = counts & ((values < low - _NEAR) | (values > high + _NEAR))
+        which = [", ".join(names[i] for i in np.flatnonzero(row)) for row in beyond]
+        if found := [f"{label(model, 'key', key)} ({each})" for key, each in enumerate(which) if each]:
             yield f"keyframes beyond {what}: {', '.join(found)}"
 
 
