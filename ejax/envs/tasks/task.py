@@ -67,7 +67,8 @@ class Task:
         try:
             self.check_fields()
         except ValueError as error:
-            raise ValueError(f"{type(self).__name__}: {error}") from error
+            name, text = f"{type(self).__name__}: ", str(error)
+            raise ValueError(text if text.startswith(name) else name + text) from error
         if self.added.events or self.added.rewards:
             from ejax.envs.terms.reading import try_added
 
