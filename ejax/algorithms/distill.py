@@ -35,7 +35,7 @@ from ejax.policies.calls import apply_policy, first_memory, rows_like
 from ejax.policies.normalize import update_normalizer
 from ejax.rollout import unroll
 from ejax.schema.problems import Problem
-from ejax.types import Array, Distribution, Env, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
+from ejax.types import Array, Distribution, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
 
 class DistillConfig(TeachersConfig, MinibatchOptions):  # type: ignore[misc]  # as of StrictModel
@@ -214,11 +214,19 @@ def _problems(options: DistillConfig, run: RunShape) -> Iterator[Problem]:
     yield from options.problems(run)
 
 
+def _env_problems(options: DistillConfig, env: Env | HostEnv) -> Iterator[Problem]:
+    del options
+    if isinstance(env, HostEnv):
+        text = "got distill with an environment outside JAX; it collects inside its program: use one in JAX"
+        yield Problem("algorithm.name", text)
+
+
 ALGORITHM = Algorithm(
     Config=DistillConfig,
     taught=lambda options: options,
     with_teacher=_with_teacher,
     bind=_bind,
     problems=_problems,
+    env_problems=_env_problems,
     **MINIBATCH_FIELDS,
 )
