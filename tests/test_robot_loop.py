@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from case_tables import refused
 
-from ejax import replay
 from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.play import replay
 from ejax.policies.chunks import Execution
 from ejax.rollout import reset, step
 

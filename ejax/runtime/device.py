@@ -21,7 +21,8 @@ _ON_GPU: dict[MatmulPrecision, str] = {"float32": "float32", "tf32": "TF32_TF32_
 """To JAX ``highest`` and ``float32`` are the same; where it reads the first, ``by_platform`` traces the form
 for a CPU alone: to trace both, forms within forms among them, took twice the seconds.
 What JAX does by default on a GPU is TF32: a relative error of 1e-3 in each product."""
-WARP_FLAG = "--xla_gpu_enable_dynamic_slice_fusion=false"
+_FUSION = "xla_gpu_enable_dynamic_slice_fusion"
+WARP_FLAG = f"--{_FUSION}=false"
 """Keeps XLA from fusing a call of Warp with a slice, which loses a result: benchmarks/notes."""
 _READ_FLAGS = "from jaxlib.xla_client import CompileOptions; CompileOptions()"
 

@@ -12,8 +12,7 @@ import pytest
 from several_processes import train_in_processes
 
 from ejax.config import ConfigError, parse_config
-from ejax.data.chunks import Windows
-from ejax.data.lerobot.recorded import RecordedEpisodes
+from ejax.data.chunks import WindowDraw
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.run import train
 from ejax.runtime.sharding import make_mesh, own_rows
@@ -80,14 +79,14 @@ def test_processes_read_disjoint_parts_of_each_batch_that_make_it_whole_also_aft
     recorded: dict[str, Any], history: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = parse_config(tree({**recorded, "history_length": history})).data
-    obs, mesh, read = np.zeros((1, 14), np.float32), make_mesh(jax.devices()), RecordedEpisodes._read
+    obs, mesh, read = np.zeros((1, 14), np.float32), make_mesh(jax.devices()), WindowDraw.nested
     num_read: list[int] = []
     devices = [SimpleNamespace(process_index=i // 2) for i in range(4)]
     monkeypatch.setattr("ejax.training.cloning.join_rows", lambda batch, mesh, num_rows: batch)
 
-    def counted(source: RecordedEpisodes, windows: Windows, size: int) -> Any:
-        num_read.append(len(windows.row))
-        return read(source, windows, size)
+    def counted(draw: WindowDraw, frames: dict[str, Any], fields: dict[str, Any]) -> Any:
+        num_read.append(len(next(iter(frames.values()))))
+        return read(draw, frames, fields)
 
     def batches(process: int, first: int, count: int) -> list[Any]:
         monkeypatch.setattr(jax, "process_index", lambda: process)
@@ -99,7 +98,7 @@ def test_processes_read_disjoint_parts_of_each_batch_that_make_it_whole_also_aft
     with Demonstrations(config, 16, obs) as alone:
         alone.start(0, alone.state())
         whole = [alone.next(lambda: False)[0] for _ in range(5)]
-    monkeypatch.setattr(RecordedEpisodes, "_read", counted)
+    monkeypatch.setattr(WindowDraw, "nested", counted)
     parts = [batches(process, 0, 5) for process in range(2)]
     assert set(num_read) == {8}
     for k in range(5):

@@ -22,13 +22,13 @@ from host_tasks import Drift, Linear, SameArrays, Wrapped
 from ladder import Ladder
 from tiny import tiny
 
-from ejax import replay
 from ejax.collectors import HostCollector
 from ejax.config import parse_config
 from ejax.envs.adapters.gymnasium import GymnasiumVector, vectorize
 from ejax.envs.host.guarded import GuardedEnv, HostEnvError
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.numerics.finite import name_nonfinite
+from ejax.play import replay
 from ejax.run import train
 from ejax.schema.trust import trust
 from ejax.training.environments import make_env

@@ -21,7 +21,7 @@ import pytest
 from case_tables import cases, keys_of, refused
 from tiny import tiny
 
-from ejax import evaluate, replay, train
+from ejax import evaluate, train
 from ejax.config import load_config, parse_config
 from ejax.config.__main__ import main as config_main
 from ejax.config.embodichain.check import check
@@ -30,6 +30,7 @@ from ejax.data.engine import OnlineDataEngine, OnlineDataEngineCfg
 from ejax.envs.manager.manager_spec import read_manager_spec
 from ejax.envs.terms.registry import find_functor
 from ejax.play import __main__ as play
+from ejax.play import replay
 from ejax.play.saved_policy import elsewhere
 from ejax.schema import trust
 from ejax.schema.registry import place_of_task, resolve
