@@ -204,6 +204,9 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
             *((name, 40, {}) for name in kept),
         )
     }
+    learned = {"batch_size": 16, "gradient_steps": 2, "learning_starts": 64, "replay": {"capacity": 300}}
+    learned["model"] = {"width": 8, "batch_size": 16, "gradient_steps": 2}
+    off_policy["model_shac"] = _config({"name": "model_shac", "cfg": learned}, 40)
     for each in off_policy.values():
         each["policy"]["squash_actions"] = True
     legs = _config(ppo, 40)
