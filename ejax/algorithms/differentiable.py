@@ -46,6 +46,8 @@ class Dynamics(NamedTuple):
     """``(rows, action [N, A]) -> (rows after it, time step)``, as ``ejax.rollout.step``: it starts ended rows again."""
     action_space: Any = None
     """None: actions are as the policy gives them."""
+    values: tuple[Array, Array] | None = None
+    """The lowest and the highest value that a state can have; a critic's estimate is clipped to them. None: unknown."""
 
 
 def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Problem]:

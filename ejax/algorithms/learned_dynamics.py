@@ -9,7 +9,7 @@ and end of a predicted step are the task's own code where it can judge one (``Ju
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -136,14 +136,17 @@ class Model:
         train, metrics = step_networks(model.train, networks, loss, self.optimizer, options, "model")
         return replace(model, train=train), metrics
 
-    def predict(self, model: LearnedDynamics, obs: Array, action: Array) -> Timestep:
-        """Predict a step of rows ``obs`` [N, O] by ``action`` [N, A]."""
+    def predict(
+        self, model: LearnedDynamics, obs: Array, action: Array, rewards: tuple[Array, Array] | None = None
+    ) -> Timestep:
+        """Predict a step of rows ``obs`` [N, O] by ``action`` [N, A]; a learned reward is clipped to ``rewards``."""
         params = model.train.params["params"]
         next_obs = self._next_obs(params, model.seen, obs, action)
         if self.env is not None:
             # its observation is the task's own of what was predicted: numbers that follow from others agree with them
             return jax.vmap(self.env.judge_prediction)(obs, action, next_obs)
         reward, end = self._outcome(params, model.seen, obs, action, next_obs)
+        reward = reward if rewards is None else jnp.clip(reward, *rewards)
         never = jnp.zeros(reward.shape, bool)
         return Timestep(obs=next_obs, reward=reward, terminated=end > 0.0, truncated=never, info={})
 
@@ -221,9 +224,17 @@ def draw_steps(
     return steps, jnp.cumprod(counts.astype(jnp.float32), axis=0)
 
 
-def imagine(step_rows: StepRows, start: EnvCarry, horizon: Array | int) -> tuple[Dynamics, EnvCarry]:
+def reward_range(replay: Replay) -> tuple[Array, Array]:
+    """Return the lowest and the highest reward in the buffer, [], of which one is 0 where all have the same sign."""
+    rewards = cast(Transition, replay.rows).reward  # 0 where nothing was written
+    return rewards.min(initial=0.0), rewards.max(initial=0.0)
+
+
+def imagine(
+    step_rows: StepRows, start: EnvCarry, horizon: Array | int, values: tuple[Array, Array] | None = None
+) -> tuple[Dynamics, EnvCarry]:
     """Make dynamics of episodes of ``horizon`` steps that are then cut off; a row that ends begins at its ``start``
-    again, a row of the replay buffer. Returns them, and the rows to begin with."""
+    again, a row of the replay buffer. Returns them, with the ``values`` of ``Dynamics``, and the rows to begin with."""
     count = jnp.zeros(jax.tree.leaves(start.obs)[0].shape[0], jnp.int32)
     first = EnvCarry(state=(count, start.state), obs=start.obs)
 
@@ -235,7 +246,7 @@ def imagine(step_rows: StepRows, start: EnvCarry, horizon: Array | int) -> tuple
         after = jax.tree.map(lambda one, other: jnp.where(rows_like(timestep.done, one), one, other), first, after)
         return after, replace(timestep, obs=after.obs)
 
-    return Dynamics(step), first
+    return Dynamics(step, values=values), first
 
 
 def trusted_horizon(errors: Array, bound: float) -> Array:

@@ -33,6 +33,7 @@ from ejax.algorithms.learned_dynamics import (
     LearnedDynamics,
     Model,
     imagine,
+    reward_range,
     trusted_horizon,
 )
 from ejax.algorithms.off_policy import capacity_problems, once_filled
@@ -167,7 +168,7 @@ def _improve(
 ) -> tuple[TrainState, Metrics]:
     """Make an update of SHAC on predicted steps."""
     key_rows, key_update = jax.random.split(key)
-    world, rows = _imagined(model, dynamics, _draw_obs(replay, key_rows, config), horizon)
+    world, rows = _imagined(model, dynamics, replay, _draw_obs(replay, key_rows, config), horizon, config)
     fixed = config.model_copy(update={"lr_scheduler": ScheduleConfig()})
     after, _, metrics, _ = shac_update_with_trajectory(
         train, rows, key_update, policy=policy, env=world, optimizer=optimizer, config=fixed
@@ -178,9 +179,20 @@ def _improve(
     return after, metrics
 
 
-def _imagined(model: Model, dynamics: LearnedDynamics, obs: Array, horizon: Array) -> tuple[Dynamics, EnvCarry]:
+def _imagined(
+    model: Model, dynamics: LearnedDynamics, replay: Replay, obs: Array, horizon: Array, config: ModelSHACConfig
+) -> tuple[Dynamics, EnvCarry]:
+    rewards = values = None
+    if model.env is None:
+        # a network that is asked for what it never saw answers anything, and a critic that believes it adds to that
+        rewards = low, high = reward_range(replay)
+        steps = 1.0 / jnp.maximum(1.0 - config.gamma, 1e-6)
+        values = low * steps, high * steps
     return imagine(
-        lambda state, obs, action: (state, model.predict(dynamics, obs, action)), EnvCarry(state=(), obs=obs), horizon
+        lambda state, obs, action: (state, model.predict(dynamics, obs, action, rewards)),
+        EnvCarry(state=(), obs=obs),
+        horizon,
+        values,
     )
 
 
@@ -211,7 +223,7 @@ def certify(
     )
     ours, true = (
         ravel_pytree(actor_gradient(train, rows, key_play, policy=policy, env=world, config=config)[0])[0]
-        for world, rows in (_imagined(model, dynamics, obs, horizon), truth)
+        for world, rows in (_imagined(model, dynamics, replay, obs, horizon, config), truth)
     )
     norms = jnp.linalg.norm(ours), jnp.maximum(jnp.linalg.norm(true), 1e-12)
     return {

@@ -183,6 +183,8 @@ def actor_gradient(
         )
         # the gradient goes through V' into the last observation and so into the actions; V' itself is held
         next_value = policy.apply(state.target, trajectory.final_obs)[1]
+        if isinstance(env, Dynamics) and env.values is not None:
+            next_value = jnp.clip(next_value, *env.values)
         ends = (trajectory.terminated, trajectory.truncated)
         start = jnp.ones_like(trajectory.reward[0])
         means = {

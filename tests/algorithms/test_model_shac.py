@@ -13,10 +13,17 @@ import pytest
 from case_tables import cases, refused
 
 from ejax.algorithms import model_shac
-from ejax.algorithms.learned_dynamics import DynamicsConfig, Model, draw_steps, imagine, trusted_horizon
+from ejax.algorithms.learned_dynamics import (
+    DynamicsConfig,
+    Model,
+    draw_steps,
+    imagine,
+    reward_range,
+    trusted_horizon,
+)
 from ejax.algorithms.model_shac import ModelSHACConfig
 from ejax.algorithms.replay_buffer import Replay, ReplayConfig, add_rollout, init_replay
-from ejax.algorithms.shac import shac_update
+from ejax.algorithms.shac import actor_gradient, shac_update
 from ejax.config import parse_config
 from ejax.distributions import action_spec
 from ejax.envs.tasks.planar_reach import PlanarReachRL
@@ -117,6 +124,38 @@ def test_the_error_is_0_of_a_perfect_model_and_1_where_nothing_is_predicted_to_m
     params = still["params"]
     params["dynamics"]["linear_2"]["bias"] = jnp.full(1, 1.0 / scale)
     np.testing.assert_allclose(model.errors(state, replay, jax.random.key(0), 2), 0.0, atol=1e-6)
+
+
+def test_a_learned_reward_stays_between_the_recorded_ones() -> None:
+    model = Model(DynamicsConfig(width=8), action_spec(SPACE, squash=True), None)
+    rewards = reward_range(lane_replay())
+    assert rewards == (0.0, 2.0)  # of 1 and 2; 0 counts, the value after an end
+    state = model.see(model.init(jax.random.key(0), 1), lane_rollout())
+    params = jax.tree.map(jnp.zeros_like, state.train.params)
+    obs, action = jnp.zeros((1, 1)), jnp.ones((1, 1))
+    for bias, predicted in ((1e3, 2.0), (-1e3, 0.0), (0.0, 1.5)):
+        params["params"]["outcome"]["linear_2"]["bias"] = jnp.array([bias, 0.0])
+        off = replace(state, train=replace(state.train, params=params))
+        np.testing.assert_allclose(model.predict(off, obs, action, rewards).reward, predicted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("bias", "value"), [(1e3, 2.0), (-1e3, -1.0), (0.5, 0.5)])
+def test_a_value_that_no_rewards_add_up_to_is_not_believed(bias: float, value: float) -> None:
+    obs = reset(REACH, jax.random.key(0), 4).obs
+    params = jax.tree.map(jnp.zeros_like, POLICY.init(jax.random.key(1), obs))
+    params["params"]["critic"]["linear_1"]["bias"] = jnp.full(1, bias)
+    state = make_train_state(params, OPTIMIZER, target=params)
+
+    def step_rows(state: Any, obs: Array, action: Array) -> tuple[Any, Timestep]:
+        never = jnp.zeros(len(obs), bool)
+        return state, Timestep(obs=obs, reward=jnp.zeros(len(obs)), terminated=never, truncated=never, info={})
+
+    world, rows = imagine(step_rows, EnvCarry(state=(), obs=obs), 3, (jnp.array(-1.0), jnp.array(2.0)))
+    given: Any = {"policy": POLICY, "env": world, "config": OPTIONS}
+    _, _, metrics, _, next_value = actor_gradient(state, rows, jax.random.key(2), **given)
+    np.testing.assert_allclose(next_value, value, rtol=1e-6)
+    # three steps without rewards, then the value, per step
+    np.testing.assert_allclose(metrics["objective"], OPTIONS.gamma**3 * value / 3, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("bound", "horizon"), [(0.05, 1), (0.1, 1), (0.2, 2), (0.35, 4)])
