@@ -64,7 +64,7 @@ def relative_eef_pose(
     Joints stay where they are without a finite solution, and, under ``dls``, where the limits would move one by more
     than ``max_joint_delta``. Raises ValueError: a part without a tool, another method, or a number that is not above 0.
     """
-    joints = scene.tool_joints(part_name)
+    joints = scene.tool_joints(part_name or None)
     if ik_method not in ("solver", "dls"):
         raise ValueError(f"got ik_method {ik_method!r}; allowed: solver, dls")
     numbers = {"translation_scale": translation_scale, "rotation_scale": rotation_scale}
@@ -146,7 +146,7 @@ def parallel_gripper(
 def _pose_term(
     scene: Scene, scale: Scale, part_name: str | None, width: int, order: tuple[int, ...] | None = None
 ) -> ActionTerm:
-    joints = scene.tool_joints(part_name)
+    joints = scene.tool_joints(part_name or None)
     check_scale(scale, width)
 
     def turn(numbers: Array) -> Array:
