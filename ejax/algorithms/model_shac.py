@@ -8,7 +8,8 @@ update compares the actor's gradient with it, from the same observations and noi
 ``model/gradient_ratio``, the model's norm by the true one.
 
 Source: SHAC, Xu et al. 2022; a learned model in place of the simulator: Georgiev et al. 2024 (PWM). Differs: the model
-has no latent state, predicts increments of observations, and is fitted while the policy learns.
+has no latent state, predicts increments of observations, and is fitted while the policy learns; learned rewards stay
+within the recorded ones, and values within their sums.
 """
 
 import inspect
