@@ -13,10 +13,10 @@ within the recorded ones, and values within their sums.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import jax
@@ -48,7 +48,10 @@ from ejax.optim import ScheduleConfig, get_learning_rate, make_actor_critic_opti
 from ejax.policies.normalize import update_normalizer
 from ejax.rollout import EnvCarry, step_all
 from ejax.schema.problems import ConfigError, Problem
-from ejax.types import Array, Env, HostEnv, Key, Metrics, Policy, Rollout, TrainState
+from ejax.types import Array, Env, HostEnv, Key, Metrics, Policy, PyTree, Rollout, Timestep, TrainState
+
+Imagined: TypeAlias = Callable[[Array], tuple[Dynamics, EnvCarry]]
+"""Observations [N, O] -> dynamics of predicted episodes that begin there, and their rows."""
 
 
 class ModelSHACConfig(SHACConfig):
@@ -128,11 +131,10 @@ def model_shac_update(
         errors = model.errors(dynamics, replay, key_error, config.segment_length)
         bound = config.max_model_error
         horizon = jnp.int32(config.segment_length) if bound is None else trusted_horizon(errors, bound)
+        imagined = _imagined(model, dynamics, replay, horizon, config)
 
         def improve(train: TrainState, key: Key) -> tuple[TrainState, Metrics]:
-            return _improve(
-                train, model, dynamics, replay, horizon, key, policy=policy, optimizer=optimizer, config=config
-            )
+            return _improve(train, imagined, replay, key, policy=policy, optimizer=optimizer, config=config)
 
         with jax.named_scope("gradient_steps"):
             train, of_shac = jax.lax.scan(improve, train, jax.random.split(key_improve, config.gradient_steps))
@@ -157,10 +159,8 @@ def model_shac_update(
 
 def _improve(
     train: TrainState,
-    model: Model,
-    dynamics: LearnedDynamics,
+    imagined: Imagined,
     replay: Replay,
-    horizon: Array,
     key: Key,
     *,
     policy: Policy,
@@ -169,7 +169,7 @@ def _improve(
 ) -> tuple[TrainState, Metrics]:
     """Make an update of SHAC on predicted steps."""
     key_rows, key_update = jax.random.split(key)
-    world, rows = _imagined(model, dynamics, replay, _draw_obs(replay, key_rows, config), horizon, config)
+    world, rows = imagined(_draw_obs(replay, key_rows, config))
     fixed = config.model_copy(update={"lr_scheduler": ScheduleConfig()})
     after, _, metrics, _ = shac_update_with_trajectory(
         train, rows, key_update, policy=policy, env=world, optimizer=optimizer, config=fixed
@@ -181,20 +181,19 @@ def _improve(
 
 
 def _imagined(
-    model: Model, dynamics: LearnedDynamics, replay: Replay, obs: Array, horizon: Array, config: ModelSHACConfig
-) -> tuple[Dynamics, EnvCarry]:
+    model: Model, dynamics: LearnedDynamics, replay: Replay, horizon: Array, config: ModelSHACConfig
+) -> Imagined:
     rewards = values = None
     if model.env is None:
         # a network that is asked for what it never saw answers anything, and a critic that believes it adds to that
         rewards = low, high = reward_range(replay)
         steps = 1.0 / jnp.maximum(1.0 - config.gamma, 1e-6)
         values = low * steps, high * steps
-    return imagine(
-        lambda state, obs, action: (state, model.predict(dynamics, obs, action, rewards)),
-        EnvCarry(state=(), obs=obs),
-        horizon,
-        values,
-    )
+
+    def step_rows(state: PyTree, obs: Array, action: Array) -> tuple[PyTree, Timestep]:
+        return state, model.predict(dynamics, obs, action, rewards)
+
+    return lambda obs: imagine(step_rows, EnvCarry(state=(), obs=obs), horizon, values)
 
 
 def _draw_obs(replay: Replay, key: Key, config: ModelSHACConfig) -> Array:
@@ -224,7 +223,7 @@ def certify(
     )
     ours, true = (
         ravel_pytree(actor_gradient(train, rows, key_play, policy=policy, env=world, config=config)[0])[0]
-        for world, rows in (_imagined(model, dynamics, replay, obs, horizon, config), truth)
+        for world, rows in (_imagined(model, dynamics, replay, horizon, config)(obs), truth)
     )
     norms = jnp.linalg.norm(ours), jnp.maximum(jnp.linalg.norm(true), 1e-12)
     return {

@@ -238,7 +238,7 @@ def test_a_model_that_is_the_truth_has_the_true_gradient(monkeypatch: pytest.Mon
     untrained = certify()
     assert abs(untrained["model/gradient_cosine"]) < 0.99
     step = lambda obs, action: REACH.step(REACH.state_of(obs), action, jax.random.key(0))[1]  # noqa: E731
-    monkeypatch.setattr(Model, "predict", lambda self, dynamics, obs, action: jax.vmap(step)(obs, action))
+    monkeypatch.setattr(Model, "predict", lambda self, dynamics, obs, action, rewards: jax.vmap(step)(obs, action))
     for name, value in certify().items():
         np.testing.assert_allclose(value, 1.0, atol=1e-4, err_msg=name)
 
