@@ -4,8 +4,7 @@ A row is an n-step transition, made once, when its last step is there. With D st
 rings side by side: each keeps the transitions of its share of the environments, and gives as many rows of a minibatch.
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
@@ -213,13 +212,12 @@ def put_back(tree: T, replays: Sequence[Replay]) -> T:
 
 def without_rows(tree: T) -> T:
     """Leave out the rows of all replay buffers."""
-    return with_rows(tree, itertools.repeat(None))
+    return with_rows(tree, [None] * len(replays_in(tree)))
 
 
-def with_rows(tree: T, rows: Iterable[Any]) -> T:
+def with_rows(tree: T, rows: Sequence[Any]) -> T:
     """Put rows into the replay buffers of a state, in their order."""
-    left = iter(rows)
-    return _map_replays(lambda replay: replace(replay, rows=next(left)), tree)
+    return put_back(tree, [replace(replay, rows=each) for replay, each in zip(replays_in(tree), rows, strict=True)])
 
 
 def replays_in(tree: PyTree) -> list[Replay]:
