@@ -43,7 +43,7 @@ def matmul_precision(precision: MatmulPrecision, device: str) -> AbstractContext
 
     ``tf32`` and ``bf16`` round the factors and add up in float32, on a GPU; all else, and a CPU, computes in float32.
     """
-    # collectors trace in threads of their own
+    # collectors trace in other threads
     return jax_option("jax_default_matmul_precision", _ON_GPU[precision] if device.startswith("cuda") else ON_CPU)
 
 

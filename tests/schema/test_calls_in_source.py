@@ -201,7 +201,7 @@ RUNS_CODE = {
     ("ejax/schema/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
     ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
-    ("ejax/envs/mujoco/engine.py", "import_module"): "an engine of its own table",
+    ("ejax/envs/mujoco/engine.py", "import_module"): "an engine from a fixed table",
     ("ejax/logs/metrics.py", "import_module"): "wandb",
     ("ejax/logs/metrics.py", "find_spec"): "tensorboardX: a top-level name",
     ("ejax/envs/mujoco/engines/warp.py", "import_module"): "mujoco_warp",

@@ -28,7 +28,7 @@ def read_extensions(
     """Read ``env.extensions``, ``env.actions`` or its equivalent in the first form, ``max_episode_steps``, and whether
     success is the first form's.
 
-    ``task``: the entries that the task reads; None: there is no task, as is reported elsewhere. ``default_limit``: of
+    ``task``: the entries that the task reads; None: no task, which is reported elsewhere. ``default_limit``: of
     ``max_episode_steps``; None: as above."""
     actions = env.open("actions")
     with env.open("extensions") as section:
