@@ -5,10 +5,12 @@
 
 σ is the root mean square of each number's increments so far: a number that never moved, such as a goal, stays. Reward
 and end of a predicted step are the task's own code where it can judge one (``JudgingEnv``), else a second network's.
+Observations of several arrays are predicted as one vector of all their numbers.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import jax
@@ -25,6 +27,7 @@ from ejax.numerics.moments import Moments, add_rows
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies.calls import rows_like
 from ejax.policies.mlp import MLP, Activation, NetworkConfig, widen
+from ejax.policies.observations import flatten_observation
 from ejax.rollout import EnvCarry
 from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Env, Key, Metrics, PyTree, Rollout, Timestep, TrainState, make_train_state
@@ -32,8 +35,8 @@ from ejax.types import Array, Env, Key, Metrics, PyTree, Rollout, Timestep, Trai
 _HELD_OUT = 16  # every 16th row of the ring is never fitted: it measures the model
 _MOST = 10.0  # deviations from the mean, beyond which a network sees no more
 
-StepRows = Callable[[PyTree, Array, Array], tuple[PyTree, Timestep]]
-"""``(state, obs [N, O], action [N, A]) -> (state, time step)`` of N rows, none of which is started again."""
+StepRows = Callable[[PyTree, PyTree, Array], tuple[PyTree, Timestep]]
+"""``(state, obs [N, ...], action [N, A]) -> (state, time step)`` of N rows, none of which is started again."""
 
 
 @runtime_checkable
@@ -109,7 +112,8 @@ class Model:
 
     def see(self, model: LearnedDynamics, rollout: Rollout) -> LearnedDynamics:
         """Add the steps of a rollout with ``next_obs`` to the moments."""
-        steps = {"obs": rollout.obs, "increment": rollout.next_obs - rollout.obs, "reward": rollout.reward[..., None]}
+        obs, next_obs = flatten_observation(rollout.obs), flatten_observation(rollout.next_obs)
+        steps = {"obs": obs, "increment": next_obs - obs, "reward": rollout.reward[..., None]}
         return replace(
             model, seen={name: add_rows(model.seen[name], rows, rollout.valid) for name, rows in steps.items()}
         )
@@ -137,18 +141,18 @@ class Model:
         return replace(model, train=train), metrics
 
     def predict(
-        self, model: LearnedDynamics, obs: Array, action: Array, rewards: tuple[Array, Array] | None = None
+        self, model: LearnedDynamics, obs: PyTree, action: Array, rewards: tuple[Array, Array] | None = None
     ) -> Timestep:
-        """Predict a step of rows ``obs`` [N, O] by ``action`` [N, A]; a learned reward is clipped to ``rewards``."""
-        params = model.train.params["params"]
-        next_obs = self._next_obs(params, model.seen, obs, action)
+        """Predict a step of rows ``obs`` [N, ...] by ``action`` [N, A]; a learned reward is clipped to ``rewards``."""
+        params, numbers = model.train.params["params"], flatten_observation(obs)
+        next_obs = self._next_obs(params, model.seen, numbers, action)
         if self.env is not None:
             # its observation is the task's own of what was predicted: numbers that follow from others agree with them
             return jax.vmap(self.env.judge_prediction)(obs, action, next_obs)
-        reward, end = self._outcome(params, model.seen, obs, action, next_obs)
+        reward, end = self._outcome(params, model.seen, numbers, action, next_obs)
         reward = reward if rewards is None else jnp.clip(reward, *rewards)
         never = jnp.zeros(reward.shape, bool)
-        return Timestep(obs=next_obs, reward=reward, terminated=end > 0.0, truncated=never, info={})
+        return Timestep(obs=_arrays_like(obs, next_obs), reward=reward, terminated=end > 0.0, truncated=never, info={})
 
     def errors(self, model: LearnedDynamics, replay: Replay, key: Key, num_steps: int) -> Array:
         """Measure error 1 … ``num_steps``, [num_steps], on rows that are never fitted."""
@@ -157,7 +161,7 @@ class Model:
 
         def predict(obs: Array, step: tuple[Transition, Array]) -> tuple[Array, Array]:
             batch, weight = step
-            obs = self.predict(model, obs, batch.action).obs
+            obs = flatten_observation(self.predict(model, obs, batch.action).obs)
             wrong, moved = (
                 jnp.sum(weight[:, None] * jnp.square(self._scaled(model.seen, x - batch.next_obs)))
                 for x in (obs, start)
@@ -208,8 +212,9 @@ class Model:
 def draw_steps(
     replay: Replay, key: Key, num_rows: int, num_steps: int, *, held_out: bool = False
 ) -> tuple[Transition, Array]:
-    """Draw rows, and those of the steps after them: transitions, leaves [T, M, ...], and weights [T, M], which are 0
-    from where the episode, or what the ring has of it, ends. ``held_out``: rows that are never fitted."""
+    """Draw rows, and those of the steps after them: transitions, leaves [T, M, ...], observations flat [T, M, O], and
+    weights [T, M], which are 0 from where the episode, or what the ring has of it, ends. ``held_out``: rows that are
+    never fitted."""
     num_envs = replay.tail.reward.shape[-1]  # an environment's next step is so many rows later
     rows = sample_rows(replay, key, num_rows)
     if held_out:
@@ -218,6 +223,7 @@ def draw_steps(
     steps = jax.tree.map(
         lambda x: x.reshape(num_steps, num_rows, *x.shape[1:]), take_rows(replay, at.reshape(1, num_steps * num_rows))
     )
+    steps = replace(steps, obs=flatten_observation(steps.obs), next_obs=flatten_observation(steps.next_obs))
     # the ring does not say where an episode ends: its next row then begins elsewhere
     follows = jnp.all(steps.next_obs[:-1] == steps.obs[1:], axis=-1) & (steps.discount[:-1] > 0.0)
     counts = jnp.concatenate([jnp.ones((1, num_rows), bool), follows]) & (held_out | (at % _HELD_OUT != 0))
@@ -252,6 +258,13 @@ def imagine(
 def trusted_horizon(errors: Array, bound: float) -> Array:
     """Count the first steps whose ``errors`` [h] are within the bound, [] int32, at least 1."""
     return jnp.maximum(jnp.cumprod((errors <= bound).astype(jnp.int32)).sum(), 1)
+
+
+def _arrays_like(obs: PyTree, numbers: Array) -> PyTree:
+    """Split ``numbers`` [N, O] into the arrays of ``obs``: the inverse of ``flatten_observation``."""
+    arrays, form = jax.tree.flatten(obs)
+    ends = list(accumulate(x.shape[-1] for x in arrays))
+    return jax.tree.unflatten(form, jnp.split(numbers, ends[:-1], axis=-1))
 
 
 def _normalized(x: Array, moments: Moments) -> Array:

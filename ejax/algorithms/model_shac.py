@@ -47,11 +47,12 @@ from ejax.envs.host.rows import obs_forms
 from ejax.optim import ScheduleConfig, get_learning_rate, make_actor_critic_optimizer, step_schedules
 from ejax.policies.normalize import update_normalizer
 from ejax.rollout import EnvCarry, step_all
+from ejax.schema.paths import named
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Policy, PyTree, Rollout, Timestep, TrainState
 
-Imagined: TypeAlias = Callable[[Array], tuple[Dynamics, EnvCarry]]
-"""Observations [N, O] -> dynamics of predicted episodes that begin there, and their rows."""
+Imagined: TypeAlias = Callable[[PyTree], tuple[Dynamics, EnvCarry]]
+"""Observations [N, ...] -> dynamics of predicted episodes that begin there, and their rows."""
 
 
 class ModelSHACConfig(SHACConfig):
@@ -190,15 +191,14 @@ def _imagined(
         steps = 1.0 / jnp.maximum(1.0 - config.gamma, 1e-6)
         values = low * steps, high * steps
 
-    def step_rows(state: PyTree, obs: Array, action: Array) -> tuple[PyTree, Timestep]:
+    def step_rows(state: PyTree, obs: PyTree, action: Array) -> tuple[PyTree, Timestep]:
         return state, model.predict(dynamics, obs, action, rewards)
 
     return lambda obs: imagine(step_rows, EnvCarry(state=(), obs=obs), horizon, values)
 
 
-def _draw_obs(replay: Replay, key: Key, config: ModelSHACConfig) -> Array:
-    obs: Array = take_rows(replay, sample_rows(replay, key, config.batch_size)).obs
-    return obs
+def _draw_obs(replay: Replay, key: Key, config: ModelSHACConfig) -> PyTree:
+    return take_rows(replay, sample_rows(replay, key, config.batch_size)).obs
 
 
 def certify(
@@ -259,7 +259,7 @@ def _make_own(options: ModelSHACConfig, policy: Any, env: Env | HostEnv, num_env
     model = model_of(options, spec, None if isinstance(env, HostEnv) else env)
     return ModelState(
         replay=init_replay(options.replay, forms, jnp.zeros((num_envs, spec.num_actions))),
-        dynamics=model.init(jax.random.key(0), forms.shape[-1]),
+        dynamics=model.init(jax.random.key(0), sum(x.shape[-1] for x in jax.tree.leaves(forms))),
     )
 
 
@@ -283,10 +283,11 @@ def _problems(options: ModelSHACConfig, run: RunShape) -> Iterator[Problem]:
 
 def _env_problems(options: Any, env: Env | HostEnv) -> Iterator[Problem]:
     del options
-    space = env.observation_space
-    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or np.dtype(space.dtype).kind != "f":
-        text = f"got model_shac, whose model predicts one vector of numbers, but observations are {space}; use an"
-        yield Problem("algorithm.name", f"{text} environment with state observations, or ppo or sac")
+    for name, space in named(env.observation_space).items():
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or np.dtype(space.dtype).kind != "f":
+            of = f"'{name}' of the observation" if name else "the observation"
+            text = f"got model_shac, whose model predicts vectors of numbers, but {of} is {space}; use an"
+            yield Problem("algorithm.name", f"{text} environment with state observations, or ppo or sac")
 
 
 def _policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:

@@ -289,10 +289,18 @@ def test_what_cannot_train_is_refused_by_name(overrides: list[str], message: str
     refused(lambda: build(parse_config(RAW, overrides)), match=message)
 
 
+DICTIONARY = [
+    "trainer.learning_env=null",
+    "env={id: PlanarReachRL, wrappers: [{AsymmetricEnv: {}}]}",
+    "policy.obs_groups={actor: [policy], critic: [critic]}",
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["device", "host"])
-def test_a_run_resumes_to_the_same_bits_with_model_and_replay(tmp_path: Path, where: str) -> None:
-    config = parse_config(RAW, [f"trainer.output_dir={tmp_path}", f"trainer.collector.mode={where}"])
+@cases("where overrides", ("device", []), ("host", []), ("device", DICTIONARY))
+def test_a_run_resumes_to_the_same_bits_with_model_and_replay(tmp_path: Path, where: str, overrides: list[str]) -> None:
+    where_to = [f"trainer.output_dir={tmp_path}", f"trainer.collector.mode={where}"]
+    config = parse_config(RAW, [*where_to, *overrides])
     whole = train(config, run_dir=tmp_path / "whole")
     like = build(config).state
     middle = next(path for path in whole.latest_checkpoint_path.parent.iterdir() if path.name.endswith(f"_{2 * 16}"))
@@ -304,5 +312,6 @@ def test_a_run_resumes_to_the_same_bits_with_model_and_replay(tmp_path: Path, wh
     kernel = lambda state: state.own.dynamics.train.params["params"]["dynamics"]["linear_0"]["kernel"]  # noqa: E731
     assert not np.array_equal(kernel(start), kernel(expected))
     names = {"model/error_1", "model/error_3", "model/horizon", "train/objective", "train/model_dynamics_loss"}
-    names |= {"model/gradient_cosine", "model/gradient_ratio"} if where == "device" else {"train/model_reward_loss"}
+    judged = where == "device" and not overrides  # the task takes one vector, of its own steps in JAX
+    names |= {"model/gradient_cosine", "model/gradient_ratio"} if judged else {"train/model_reward_loss"}
     assert names <= whole.last_train_metrics.keys()
