@@ -55,6 +55,8 @@ ONE = {"means": [1.0], "stds": [1.0]}
     (UniformChunkSampler, {"low": 0, "high": 4}, ValueError, "low must be at least 1, got 0"),
     (UniformChunkSampler, {"low": 5, "high": 4}, ValueError, "at least low, got low=5, high=4"),
     (UniformChunkSampler, {"low": 1.5, "high": 4}, TypeError, "low must be an int, got float"),
+    (UniformChunkSampler, {"low": None, "high": 4}, TypeError, "low must be an int, got NoneType"),
+    (UniformChunkSampler, {"low": 1, "high": None}, TypeError, "high must be an int, got NoneType"),
     (UniformChunkSampler, {"low": True, "high": 4}, TypeError, "low must be an int, got bool"),
     (UniformChunkSampler, {"low": 1, "high": 2, "seed": -1}, ValueError, "seed must be an int of at least 0"),
     (GMMChunkSampler, {"means": [], "stds": []}, ValueError, "at least one; got means"),
