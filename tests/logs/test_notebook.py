@@ -78,8 +78,8 @@ def test_a_result_shows_its_curves_and_facts(tmp_path: Path) -> None:
     result = train(parse_config(tiny(tmp_path, iterations=6)))
     html = result._repr_html_()
     assert html.count("<svg class=") == 1 and "training, mean of 100 episodes" in html
-    text = re.sub(r"<[^>]*>|\n *", "", html)
-    assert str(result.run_dir) in text and "192, in 6 updates" in text
+    text = re.sub(r"<[^>]*>|\s", "", html)  # a long path is wrapped
+    assert str(result.run_dir) in text and "192,in6updates" in text
 
 
 @pytest.mark.slow

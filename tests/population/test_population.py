@@ -407,7 +407,7 @@ def test_the_command_line_goes_on_with_a_population(
 ) -> None:
     assert main(["--run", str(trained.run_dir), "--resume", "latest"]) == 0
     printed = capsys.readouterr().out
-    assert f"best member: {trained.best_member}" in printed and "eval/avg_reward/iqm" in printed
+    assert f"best member: {trained.best_member}" in printed and " avg_reward/iqm " in printed
 
 
 def after_updates(config: RunConfig, num_updates: int = 2) -> list[PyTree]:

@@ -280,7 +280,8 @@ def arrays(run: Path, step: int) -> dict[str, Any]:
 
 @pytest.fixture
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.training.build.all_devices", lambda config: jax.devices()[:2])
+    for module in ("build", "start"):
+        monkeypatch.setattr(f"ejax.training.{module}.all_devices", lambda config: jax.devices()[:2])
 
 
 @pytest.mark.slow

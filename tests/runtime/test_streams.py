@@ -84,7 +84,7 @@ exit_with(lambda: ejax.train.main({words!r}))
 """
 MOMENTS = {
     "before the first update": "RunSink, 'start'",
-    "in the middle": "RunSink, '_updated'",
+    "in the middle": "RunSink, 'finish'",
     "while a checkpoint is written": "RunDirectory, 'save'",
     "during the evaluation": "RunSink, '_record_evaluation'",
     "at the summary": "ejax.training.command, 'print_summary'",
