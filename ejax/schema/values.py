@@ -66,6 +66,8 @@ def plain(data: Any, most: int = MAX_COPIED) -> Any:
 
     def copied(node: Any, key: str, depth: int) -> Any:
         nonlocal left
+        if hasattr(node, "tolist"):  # an array, or a number of NumPy's, JAX's or torch's
+            node = node.tolist()
         left -= 1 + (len(node) // _CHARACTERS_OF_A_VALUE if isinstance(node, str) else 0)
         if left < 0:
             raise ConfigError([Problem("", f"has more than {most} keys and values, or as much text, as written out")])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pytest
 import yaml
 from case_tables import cases, refused
@@ -126,6 +127,11 @@ LATEST = {
         policy(initial_log_std=math.log(0.5), log_std_range=[math.log(0.1), math.log(2.0)]),
     ),
     ({"trainer": trainer(iterations=1e3)}, {"trainer": trainer(iterations=1000)}),
+    (
+        {"trainer": trainer(iterations=np.int64(9), console=np.False_)},
+        {"trainer": trainer(iterations=9, console=False)},
+    ),
+    (policy(actor={"hidden_sizes": np.array([4])}), policy(actor={"hidden_sizes": [4]})),
     ({"trainer": trainer(gym_config="nowhere.json")}, {}),
     ({"trainer": trainer(rollout_steps=16)}, {}),
     ({"trainer": trainer(rollout_steps=99)}, {}),
