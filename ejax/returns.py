@@ -9,8 +9,6 @@ from ejax.numerics.checks import check_time_major
 from ejax.numerics.platforms import unrolled_scan
 from ejax.types import Array
 
-_check = partial(check_time_major, "returns need")
-
 
 @partial(jax.jit, static_argnames=("gamma", "gae_lambda"))
 def gae(
@@ -29,11 +27,12 @@ def gae(
         Aₜ = δₜ + γλ·(1 − doneₜ)·Aₜ₊₁,  done = terminated ∨ truncated,  value_target = A + V
 
     ``next_value[t]`` is V of the true next observation, also where the episode ended at t. All arrays are [T, N], else
-    ValueError; ``terminated`` and ``truncated`` are bool.
+    ValueError; ``terminated`` and ``truncated`` are bool, or not 0 where they are true.
 
     Source: Schulman et al. 2016, eq. 11-16, with Pardo et al. 2018 for time limits.
     """
-    _check(reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated)
+    flags = {"terminated": terminated, "truncated": truncated}
+    steps = reward, *_ = _steps(flags, reward=reward, value=value, next_value=next_value)
 
     # δ and the target are formed inside the scan: each array then passes through memory once
     def backward(advantage: Array, step: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
@@ -42,7 +41,6 @@ def gae(
         advantage = delta + gamma * gae_lambda * _unless(terminated_t | truncated_t, reward) * advantage
         return advantage, (advantage, advantage + value_t)
 
-    steps = (reward, value, next_value, terminated, truncated)
     return unrolled_scan(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
 
 
@@ -73,14 +71,9 @@ def vtrace(
 
     Source: Espeholt et al. 2018, eq. 1 and remark 2.
     """
-    _check(
-        reward=reward,
-        value=value,
-        next_value=next_value,
-        terminated=terminated,
-        truncated=truncated,
-        log_ratio=log_ratio,
-    )
+    flags = {"terminated": terminated, "truncated": truncated}
+    numbers = {"reward": reward, "value": value, "next_value": next_value, "log_ratio": log_ratio}
+    reward, value, next_value, log_ratio, terminated, truncated = _steps(flags, **numbers)
     ratio = jnp.exp(log_ratio)
 
     def backward(excess: Array, step: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
@@ -99,7 +92,7 @@ def vtrace(
 @partial(jax.jit, static_argnames="gamma")
 def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
     """Compute Gₜ = rₜ + γ·Gₜ₊₁·(1 − doneₜ), without a bootstrap at the end. All [T, N]."""
-    _check(reward=reward, done=done)
+    reward, done = _steps({"done": done}, reward=reward)
 
     def backward(following: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
         reward_t, done_t = step
@@ -112,30 +105,30 @@ def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
 @jax.jit
 def first_episode_mask(done: Array) -> Array:
     """Return 1 until and including an environment's first done, 0 after it. [T, N] bool -> [T, N] float32."""
-    _check(done=done)
+    (done,) = _steps({"done": done})
     ended_before = jnp.cumsum(done, axis=0) - done.astype(jnp.int32)  # the step that ends an episode is of it
     return (ended_before == 0).astype(jnp.float32)
 
 
 @partial(jax.jit, static_argnames=("group_size", "eps"))
 def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: float) -> Array:
-    """Compute (G − μ) / (σ + eps) within each group at each time step, over the members whose mask is 1; 0 elsewhere.
+    """Compute (G − μ) / (σ + eps) within each group at each time step, over members whose mask is not 0; 0 elsewhere.
 
     Groups are ``group_size`` consecutive environments of [T, N]; ValueError: N is not divisible by it. σ is the
     population's standard deviation. A lone member has advantage 0, and so have all members of a group whose returns are
     equal but for rounding: EmbodiChain divides what rounding left of G − μ by eps.
     """
-    _check(step_return=step_return, mask=mask)
+    step_return, mask = _steps({"mask": mask}, step_return=step_return)
     num_steps, num_envs = step_return.shape
-    if num_envs % group_size:
+    if group_size < 1 or num_envs % group_size:
         raise ValueError(f"num_envs ({num_envs}) must be divisible by group_size ({group_size})")
-    grouped = step_return.reshape(num_steps, -1, group_size)
-    alive = mask.reshape(grouped.shape)
+    counts = mask.reshape(num_steps, -1, group_size)
+    grouped, alive = jnp.where(counts, step_return.reshape(counts.shape), 0.0), counts.astype(step_return.dtype)
     count = jnp.maximum(alive.sum(axis=-1, keepdims=True), 1.0)  # a group whose members have all ended has none
     centered = grouped - (grouped * alive).sum(axis=-1, keepdims=True) / count
     variance = (jnp.square(centered) * alive).sum(axis=-1, keepdims=True) / count
     advantage = centered / (jnp.sqrt(variance) + eps) * alive
-    return jnp.where(_differ(grouped, alive > 0, axis=-1), advantage, 0.0).reshape(step_return.shape)
+    return jnp.where(_differ(grouped, counts, axis=-1), advantage, 0.0).reshape(step_return.shape)
 
 
 def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> Array:
@@ -163,6 +156,13 @@ def _differ(x: Array, counts: Array | bool, axis: int | None = None) -> Array:
     low = jnp.min(x, axis, keepdims=True, where=counts, initial=jnp.inf)
     spread, largest = high - low, jnp.maximum(jnp.abs(high), jnp.abs(low))
     return ~((spread <= 4 * jnp.finfo(x.dtype).eps * largest) & (spread < jnp.inf))
+
+
+def _steps(flags: dict[str, Array], **numbers: Array) -> tuple[Array, ...]:
+    """Return ``numbers`` in one type, of 32 bits or more, and ``flags`` as bool. ValueError: not all are [T, N]."""
+    check_time_major("returns need", **numbers, **flags)
+    dtype = jnp.result_type(*numbers.values(), jnp.float32)
+    return *(x.astype(dtype) for x in numbers.values()), *(x.astype(bool) for x in flags.values())
 
 
 def _unless(ended: Array, like: Array) -> Array:

@@ -105,6 +105,34 @@ def test_arrays_that_are_not_time_by_envs_are_refused_by_shape() -> None:
     refused(gae, good, flat, good, no, no, gamma=0.9, gae_lambda=0.9, match=r"\[T, N\].*value \(4,\)")
     refused(gae, flat, flat, flat, flat > 0, flat > 0, gamma=0.9, gae_lambda=0.9, match=r"reward \(4,\), value \(4,\)")
     refused(gae, good, good, good[:3], no, no, gamma=0.9, gae_lambda=0.9, match=r"next_value \(3, 2\)")
+    refused(
+        gae, good, good, [[0.0] * 2] * 4, no, None, gamma=0.9, gae_lambda=0.9, match="a list for next_value, a None"
+    )
+    refused(gae, *[good[:0]] * 3, no[:0], no[:0], gamma=0.9, gae_lambda=0.9, match=r"at least one step.* \[0, 2\]")
+    refused(group_advantages, good, good, group_size=0, eps=0.0, match="divisible by group_size")
+
+
+def test_numbers_and_flags_of_other_types_give_the_same() -> None:
+    reward, *values, terminated, truncated = arrays(np.random.default_rng(6), 5, 6)
+    steps, rates = (reward.round(), *values, terminated, truncated), {"gamma": 0.5, "gae_lambda": 0.9}
+    with jax.numpy_dtype_promotion("standard"):
+        given = (reward.round().astype(int), *values, terminated.astype(np.float32), 2 * truncated)
+        np.testing.assert_array_equal(gae(*given, **rates), gae(*steps, **rates))
+        np.testing.assert_array_equal(
+            vtrace(*given, 0 * reward.astype(int), **rates), vtrace(*steps, 0 * reward, **rates)
+        )
+        alike = [
+            group_advantages(x, y, group_size=3, eps=0.0) for x, y in ((steps[0], ~truncated), (given[0], 2 - given[4]))
+        ]
+        assert gae(*(x.astype(jnp.bfloat16) for x in steps[:3]), *steps[3:], **rates)[0].dtype == jnp.float32
+    np.testing.assert_array_equal(*alike)
+
+
+def test_members_that_do_not_count_may_be_nan() -> None:
+    advantage = group_advantages(
+        jnp.array([[1.0, 3.0, jnp.nan]]), jnp.array([[True, True, False]]), group_size=3, eps=0.0
+    )
+    assert advantage.tolist() == [[-1.0, 1.0, 0.0]]
 
 
 def vtrace_by_definition(

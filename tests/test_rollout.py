@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import refused
 from flax import struct
 from toy_tasks import Line, told
 
 from ejax.distributions import Normal
+from ejax.numerics.checks import check_rollout
 from ejax.rollout import EnvCarry, _collect, _steps_at_once, reset, starts_of, step, unroll
 from ejax.types import Params, Rollout, Timestep
 
@@ -161,6 +163,11 @@ def test_the_next_value_is_the_next_steps_and_of_a_cut_off_step_that_of_the_fina
     np.testing.assert_allclose(rollout.next_value, 10.0 * tags + steps + 1.0, rtol=1e-6)
     np.testing.assert_allclose(rollout.value, 10.0 * tags + steps, rtol=1e-6)
     np.testing.assert_allclose(rollout.next_value[:-1][within], rollout.value[1:][within])
+
+
+def test_flags_that_are_not_bool_and_a_rollout_without_steps_are_refused(rollout: Rollout) -> None:
+    refused(check_rollout, replace(rollout, valid=jnp.ones(rollout.reward.shape)), match="and valid.*float32")
+    refused(check_rollout, jax.tree.map(lambda x: x[:0], rollout), match="at least one step of one environment")
 
 
 def test_a_rollout_goes_on_where_the_last_one_stopped(rollout: Rollout) -> None:

@@ -21,6 +21,8 @@ def value_errors(text: str) -> Iterator[None]:
 
 def check_one_shape(text: str, rank: int | None = None, **arrays: Array) -> None:
     """Refuse, by ValueError, arrays that are not all of one shape, of ``rank`` axes. ``text`` names the need."""
+    if odd := [f"a {type(x).__name__} for {name}" for name, x in arrays.items() if not jax.tree_util.all_leaves([x])]:
+        raise ValueError(f"{text}; got {', '.join(odd)}")
     shaped = jax.eval_shape(lambda *each: each, *arrays.values())  # of numbers too
     try:
         chex.assert_equal_shape(shaped)
@@ -32,8 +34,10 @@ def check_one_shape(text: str, rank: int | None = None, **arrays: Array) -> None
 
 
 def check_time_major(who: str, **arrays: Array) -> None:
-    """Refuse arrays that are not all of one shape [T, N], which ``who`` needs."""
+    """Refuse arrays that are not all of one shape [T, N], which ``who`` needs, or empty."""
     check_one_shape(f"{who} arrays of one shape [T, N] (time, environments)", rank=2, **arrays)
+    if 0 in (shape := next(iter(arrays.values())).shape):
+        raise ValueError(f"{who} at least one step of one environment; got [T, N] = {list(shape)}")
 
 
 def check_rollout(rollout: Rollout) -> None:
@@ -52,5 +56,5 @@ def check_rollout(rollout: Rollout) -> None:
     parts = {name: getattr(rollout, name) for name in ("obs", "action", "dropout_seed", "valid", "memory")}
     with value_errors("a rollout needs leaves [T, N, ...]"):
         chex.assert_tree_shape_prefix(parts, rollout.reward.shape)
-    with value_errors("a rollout's terminated and truncated, in this order, are bool"):
-        chex.assert_type([rollout.terminated, rollout.truncated], bool)
+    with value_errors("a rollout's terminated and truncated, and valid, in this order, are bool"):
+        chex.assert_type([x for x in (rollout.terminated, rollout.truncated, rollout.valid) if x is not None], bool)
