@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import gymnasium
@@ -24,6 +25,7 @@ from ejax.envs.wrappers.action_chunk import chunk_space
 from ejax.envs.wrappers.asymmetric import part_space
 from ejax.runtime.process_exit import GUARD, refuse_rerun
 from ejax.runtime.streams import keep_streams
+from ejax.schema.paths import nest
 from ejax.schema.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
@@ -41,7 +43,8 @@ class GymnasiumVector:
     - ``SAME_STEP``: the true next observation is ``info["final_obs"]``.
     - ``NEXT_STEP``: the step after an episode's end only resets; it is not a transition (``info["valid"]`` False).
 
-    Observations become vectors (``as_rows``). ``info["success"]`` is its ``success`` or ``is_success``, else NaN.
+    Observations become vectors (``as_rows``). ``info["success"]`` is its ``success`` or ``is_success``, else NaN;
+    ``rewards`` and ``metrics`` are those numbers in its own that the first step has, NaN where a later step has none.
     ``clip_actions`` clips Box actions to their space; its ``step`` takes actions, not a policy's
     choices. Raises ValueError: an environment that does not state its mode.
     """
@@ -60,6 +63,7 @@ class GymnasiumVector:
         self._takes_seeds = bool(env.metadata.get("takes_seeds", self.seeds_rows))
         self.row_seed = np.zeros(self.num_envs, np.uint32)
         self._resets_next = np.zeros(self.num_envs, bool)
+        self._names: tuple[tuple[str, Any], ...] | None = None
 
     def reset(self, seed: NDArray[np.uint32], rows: Mask | None = None) -> PyTree:
         chosen = np.ones(self.num_envs, bool) if rows is None else rows
@@ -93,9 +97,20 @@ class GymnasiumVector:
             reward=np.asarray(reward, np.float32),
             terminated=np.array(terminated, bool),
             truncated=np.array(truncated, bool),
-            info={"success": success, "valid": valid},
+            info={"success": success, "valid": valid, **self._reported(info)},
             final_obs=final_obs,
         )
+
+    def _reported(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[tuple[str, Any], Any] = {}
+        for source, group in product((info, info.get("final_info")), ("rewards", "metrics")):
+            part: Any = source.get(group) if isinstance(source, Mapping) else None
+            for name, x in part.items() if isinstance(part, Mapping) else ():
+                if np.shape(x) == (self.num_envs,) and x.dtype.kind in "fiub" and not str(name).startswith("_"):
+                    found[group, name] = np.where(part.get(f"_{name}", True), x, found.get((group, name), np.nan))
+        # a rollout's arrays need the same names at every step
+        self._names = tuple(found) if self._names is None else self._names
+        return nest((each, np.full(self.num_envs, found.get(each, np.nan), np.float32)) for each in self._names)
 
     @property
     def frames_per_second(self) -> float:
