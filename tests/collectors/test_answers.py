@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from host_tasks import Drift, Wrapped
 
 from ejax.envs.adapters.gymnasium import GymnasiumVector, make, vectorize
+from ejax.envs.host.answers import answering
 from ejax.envs.host.calls import HostEnvError
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
@@ -58,6 +60,8 @@ gymnasium.register("Says-v0", Says)  # in workers too
     ({"obs": ["0", "1"]}, "observation of row 0", "is <U1[2], ['0', '1']"),
     ({"obs": np.array([0.0, None])}, "observation of row 0", "is object[2], [0.0, None]"),
     ({"info": {"success": "1.0"}}, "info['success'] of row 0", "is '1.0' (str)"),
+    ({"info": {"success": np.array([True])}}, "info['success'] of row 0", "is array([ True]) (ndarray)"),
+    ({"info": [1]}, "the info of Says", "is a list; must be a dict"),
 )
 def test_an_answer_that_is_none_is_refused_by_row(given: dict[str, Any], key: str, word: str) -> None:
     env = vectorize(Says(given), lambda: Says(given), 2)
@@ -73,6 +77,7 @@ def test_an_answer_that_is_none_is_refused_by_row(given: dict[str, Any], key: st
     {"reward": np.array(1.0), "truncated": np.array(False)},
     {"reward": True, "obs": [0.5, 1]},
     {"obs": np.zeros(2, np.float64), "info": {"success": None}},
+    {"info": None},
     {"reward": float("nan")},  # is quarantined
     ids=str,
 )
@@ -82,6 +87,47 @@ def test_what_says_the_same_in_other_types_passes(says: dict[str, Any]) -> None:
     env.step(STILL)
     reward = env.step(STILL).reward
     np.testing.assert_array_equal(reward, np.full(2, says.get("reward", 0.5), np.float32))
+
+
+_PARTS = gymnasium.spaces.Dict(a=gymnasium.spaces.Box(-1, 1, (2,)), b=gymnasium.spaces.Discrete(3))
+_PAIR = gymnasium.spaces.Tuple(_PARTS.values())
+
+
+@refusals(
+    ((_PARTS, {"a": np.zeros(2)}), "is ['a']", "must be a dict of ['a', 'b']"),
+    ((_PARTS, {"a": np.zeros(3), "b": 0}), "row 0/a", "is float64[3]; must be numbers [2]"),
+    ((_PARTS, np.zeros(2)), "is 'ndarray'", "must be a dict of ['a', 'b']"),
+    ((_PAIR, (np.zeros(2), 1.5)), "row 0/1", "is of float64, and its space of int64"),
+    ((_PAIR, (np.zeros(2),)), "is [0]", "must be a tuple of [0, 1]"),
+    ((_PARTS["a"], np.zeros((1, 2))), "row 0", "is float64[1, 2]; must be numbers [2]"),
+    ((_PARTS["a"], None), "row 0", "is object[], None; must be numbers [2]"),
+)
+def test_a_first_observation_of_another_form_is_refused_by_part(given: Any, key: str, word: str) -> None:
+    space, first = given
+    env = vectorize(Says({}, space), lambda: Says({"first": first}, space), 2)
+    refused(env.reset, SEED, key=key, word=word)
+
+
+class Tells(Says):
+    """Gives the ``info`` that it is made with for each step, and ends with its second."""
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        self.num_steps += 1
+        return np.zeros(2, np.float32), 0.0, False, self.num_steps == 2, self.says[str(self.num_steps)]
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_rewards_and_metrics_are_the_numbers_that_the_first_step_has(mode: AutoresetMode) -> None:
+    def made(x: float) -> Any:
+        first = {"rewards": {"x": x, "text": "a"}, "metrics": {"m": 2, "vector": np.zeros(2), "ragged": [1, [2]]}}
+        return answering(Tells({"1": first, "2": {"rewards": {"x": np.float64(3 * x), "late": 1.0}}}), 0)
+
+    env = GymnasiumVector(SyncVectorEnv([partial(made, 1), partial(made, 0.5)], autoreset_mode=mode))
+    env.reset(SEED)
+    for x, m in (([1.0, 0.5], 2.0), ([3.0, 1.5], np.nan)):
+        info = env.step(STILL).info
+        assert info.keys() == {"success", "valid", "rewards", "metrics"}
+        np.testing.assert_equal((info["rewards"], info["metrics"]), ({"x": np.array(x)}, {"m": np.array([m, m])}))
 
 
 def test_choices_are_looked_at() -> None:

@@ -34,7 +34,7 @@ def answering(env: gymnasium.Env[Any, Any], row: int) -> gymnasium.Env[Any, Any]
             raise ValueError(f"{error}: {OLD_GYM}") from error
         if type(answer) is not tuple or len(answer) != 5:  # a call costs, too
             check_answer(name, answer)
-        obs, reward, terminated, truncated, _ = answer
+        obs, reward, terminated, truncated, info = answer
         # by type first: each of these costs every step of every environment 20 ns, a call of ``_check`` 2 µs
         if type(reward) not in _NUMBERS or type(terminated) not in _FLAGS or type(truncated) not in _FLAGS:
             _check(f"reward of row {row}", reward, (), _NUMBER)
@@ -42,11 +42,14 @@ def answering(env: gymnasium.Env[Any, Any], row: int) -> gymnasium.Env[Any, Any]
             _check(f"truncated of row {row}", truncated, (), _FLAG)
         if is_box and (type(obs) is not array or obs.shape != shape or obs.dtype is not dtype):
             _check(f"the observation of row {row}", np.asarray(obs), shape or (), _NUMBER)
-        return answer
+        plain = type(info) is dict and "rewards" not in info and "metrics" not in info
+        return answer if plain else (*answer[:4], _facts(name, info))
 
     def started(**options: Any) -> Any:
         try:
-            return check_answer(name, reset(**options), 2)
+            obs, info = check_answer(name, reset(**options), 2)
+            check_host_obs(obs, env.observation_space, (), f"the first observation of row {row}")
+            return obs, _facts(name, info)
         except TypeError as error:
             if not re.search("unexpected keyword argument '(seed|options)'", str(error)):
                 raise
@@ -65,12 +68,28 @@ def check_answer(name: str, given: Any, size: int = 5) -> Any:
     raise ValueError(f"{name}.{'step' if size == 5 else 'reset'}() returns {what}: {OLD_GYM}")
 
 
+def _facts(name: str, info: Any) -> dict[str, Any]:
+    """Return an ``info``, None being nothing, with the numbers in ``rewards`` and ``metrics`` as floats: a vector gives
+    all rows the type of the first, and cuts 0.5 to 0 after a 1. ValueError: it is not a dict."""
+    if not isinstance(info, Mapping | None):
+        raise ValueError(f"the info of {name} is a {type(info).__name__}; must be a dict, {{}} for nothing")
+    facts = dict(info or {})
+    for group, part in facts.items():
+        if group in ("rewards", "metrics") and isinstance(part, Mapping):
+            facts[group] = {each: float(x) for each, x in part.items() if _is_number(x)}
+    return facts
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) or (getattr(x, "shape", None) == () and np.asarray(x).dtype.kind in _NUMBER)
+
+
 def check_timestep(timestep: HostTimestep, space: gymnasium.Space[Any], num_envs: int) -> None:
     """Raise ValueError unless this is an answer of ``num_envs`` environments whose observations are of ``space``."""
     check_flags_and_reward(timestep.reward, timestep.terminated, timestep.truncated, num_envs)
-    check_host_obs(timestep.obs, space, num_envs)
+    check_host_obs(timestep.obs, space, (num_envs,))
     if timestep.final_obs is not timestep.obs:  # the same arrays in most steps
-        check_host_obs(timestep.final_obs, space, num_envs, "final_obs")
+        check_host_obs(timestep.final_obs, space, (num_envs,), "final_obs")
 
 
 def check_flags_and_reward(reward: Any, terminated: Any, truncated: Any, num_envs: int) -> None:
@@ -82,21 +101,28 @@ def check_flags_and_reward(reward: Any, terminated: Any, truncated: Any, num_env
 def check_success(name: str, given: Any) -> None:
     """Raise ValueError unless ``info[name]`` is numbers, None where one is not known."""
     values = np.asarray(given)
-    for row, value in enumerate(values if values.dtype.kind not in _NUMBER else ()):
+    for row, value in enumerate(values if values.dtype.kind not in _NUMBER or values.ndim > 1 else ()):
         if value is not None:
             _check(f"info['{name}'] of row {row}", value, (), _NUMBER)
 
 
-def check_host_obs(obs: PyTree, space: gymnasium.Space[Any], num_envs: int, what: str = "obs") -> None:
-    """Raise ValueError unless each leaf of ``obs`` is numbers [N, ...] of the shape that ``space`` has."""
-    if not isinstance(space, gymnasium.spaces.Dict):
-        _check(what, obs, (num_envs, *(space.shape or ())), _NUMBER)
+def check_host_obs(obs: PyTree, space: Any, lead: tuple[int, ...], what: str = "obs") -> None:
+    """Raise ValueError unless each leaf of ``obs`` is numbers [*lead, ...] of the shape that ``space`` has. ``lead``
+    (): it is what one environment gives, before a vector writes it."""
+    if not hasattr(space, "spaces"):
+        _check(what, obs if lead else np.asarray(obs), (*lead, *(space.shape or ())), _NUMBER)
+        if not lead and not np.can_cast(dtype := np.asarray(obs).dtype, space.dtype, "same_kind"):
+            raise ValueError(f"{what} is of {dtype}, and its space of {space.dtype}; give both the same type")
         return
-    if not isinstance(obs, Mapping) or obs.keys() != space.spaces.keys():
+    kind, parts = "dict", space.spaces
+    if not isinstance(space, gymnasium.spaces.Dict):
+        kind, parts = "tuple", dict(enumerate(parts))
+        obs = dict(enumerate(obs)) if isinstance(obs, tuple | list) else obs
+    if not isinstance(obs, Mapping) or parts.keys() - obs.keys() or (lead and len(obs) > len(parts)):
         given = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
-        raise ValueError(f"{what} is {short_repr(given)}; must be a dict of {sorted(space.spaces)}")
-    for name, part in space.spaces.items():
-        check_host_obs(obs[name], part, num_envs, f"{what}/{name}")
+        raise ValueError(f"{what} is {short_repr(given)}; must be a {kind} of {sorted(parts)}")
+    for name, part in parts.items():
+        check_host_obs(obs[name], part, lead, f"{what}/{name}")
 
 
 def _check(what: str, given: Any, shape: tuple[int, ...], kind: str) -> None:

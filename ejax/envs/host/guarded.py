@@ -155,7 +155,7 @@ class GuardedEnv:
     def _reset_inner(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None) -> PyTree:
         try:
             obs = call_env(self.name, "reset", self._env.reset, seed, rows)
-            check_host_obs(obs, self.observation_space, self.num_envs)
+            check_host_obs(obs, self.observation_space, (self.num_envs,))
             return obs
         except Exception as error:
             where = f"env '{self.name}' failed to reset after {self.num_steps} steps"
