@@ -24,6 +24,7 @@ from ejax.schema.frozen import given_fields, thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import Kind
 from ejax.schema.trust import trust
+from ejax.schema.values import plain
 from ejax.types import Policy
 
 Events: TypeAlias = Mapping[str, Any]
@@ -60,14 +61,13 @@ def config_of(
         text = f"got {batch_size}, and the algorithm's options have {given['batch_size']}; pass only one of them"
         raise ConfigError([Problem("batch_size", text)])
     cfg = options.model_dump(mode="json") if isinstance(options, BaseModel) else dict(given)
-    return parse_untrusted(
-        {
-            "trainer": {"exp_name": type(env).__name__, **trainer},
-            "env": _describe_env(env),
-            "policy": _describe_policy(policy),
-            "algorithm": {"name": name, "cfg": cfg if batch_size is None else {**cfg, "batch_size": batch_size}},
-        }
-    )
+    sections = {
+        "trainer": {"exp_name": type(env).__name__, **trainer},
+        "env": _describe_env(env),
+        "policy": _describe_policy(policy),
+        "algorithm": {"name": name, "cfg": cfg if batch_size is None else {**cfg, "batch_size": batch_size}},
+    }
+    return parse_untrusted(plain(sections))
 
 
 def section_of(
