@@ -10,9 +10,11 @@ from ejax.algorithms.record import Algorithm
 from ejax.collectors.stateful import BaseAlgorithm
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
+from ejax.schema.values import plain
 from ejax.training.callbacks import Callback, RunResult
 from ejax.training.environments import UserObjects
 from ejax.training.from_objects import Events, config_of, section_of
+from ejax.training.policies import check_is_policy
 from ejax.training.reporter import OnLog
 from ejax.types import Policy
 
@@ -70,6 +72,7 @@ class Trainer:
         if not callable(getattr(env, "reset", None)):
             text = f"got {type(env).__name__}, which has no reset; the order is env, policy, algorithm; or use keywords"
             raise ConfigError([Problem("env", text)])
+        check_is_policy("policy", policy)
         if "num_envs" not in trainer and hasattr(env, "num_envs"):
             trainer["num_envs"] = env.num_envs  # a vector environment has its size
         if eval_env is not None:
@@ -125,7 +128,7 @@ def with_total(config: RunConfig, total_timesteps: int) -> RunConfig:
     """Set the environment steps of a run in all."""
     raw = config.to_dict()
     raw["trainer"]["total_timesteps"] = total_timesteps  # validated again, as from a file
-    return parse_untrusted(raw)
+    return parse_untrusted(plain(raw))
 
 
 def _write(writer: ScalarWriter, on_log: OnLog | None, step: int, metrics: dict[str, float]) -> object:

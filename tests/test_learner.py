@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from case_tables import cases, refused
@@ -24,7 +25,9 @@ def test_a_name_makes_a_learner_and_a_config_an_algorithm_with_its_state() -> No
     assert config.policy.actor is not None and config.policy.actor.network_cfg.hidden_sizes == (64, 64)
     policy = ejax.build_policy(config.to_dict()["policy"], PointMassRL())
     assert isinstance(ejax.PPO(None, policy), ejax.BaseAlgorithm)
-    assert ejax.SAC("actor_q", PointMassRL(), num_envs=4).config.algorithm.name == "sac"
+    assert ejax.SAC("actor_q", PointMassRL(), num_envs=np.int64(4)).config.algorithm.name == "sac"
+    vector = gymnasium.make_vec("Pendulum-v1", num_envs=2)
+    assert ejax.PPO("actor_critic", vector, batch_size=np.int64(4)).config.trainer.num_envs == 2
 
 
 @cases(
@@ -33,6 +36,8 @@ def test_a_name_makes_a_learner_and_a_config_an_algorithm_with_its_state() -> No
     ("PointMassRL", {"lerning_rate": 1e-3}, "Did you mean 'learning_rate'?"),
     ("PointMasRL", {}, "Did you mean 'PointMassRL'?"),
     (PointMassRL(), {"env_kwargs": {"max_episode_steps": 7}}, "given by its id; leave them out"),
+    (PointMassRL, {}, "pass an environment, not its class"),
+    (None, {}, "env: got None; pass an environment"),
 )
 def test_what_cannot_be_honoured_is_refused(env: Any, options: dict[str, Any], text: str) -> None:
     refused(ejax.PPO, "actor_critic", env, **options, match=re.escape(text))

@@ -25,7 +25,7 @@ from ejax.schema.messages import explain, short_repr
 from ejax.schema.trust import trust_strings
 from ejax.schema.values import plain
 from ejax.training.environments import sample_obs
-from ejax.types import Env, HostEnv, Key, Policy, PyTree
+from ejax.types import Env, HostEnv, Key, Policy, PolicyWithMemory, PyTree
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,14 @@ def build_policy(
     """
     if device is not None:
         raise ValueError(f"device: got {device}; leave it out: parameters are made later, where JAX puts them")
+    if isinstance(vector := obs_space, gymnasium.vector.VectorEnv):
+        from ejax.envs.host.rows import rows_space
+
+        obs_space, action_space = rows_space(vector.single_observation_space), vector.single_action_space
     if isinstance(obs_space, gymnasium.Space) == (action_space is None):
         raise ValueError("pass an environment, or both of its spaces, obs_space and action_space")
+    if action_space is None and (isinstance(obs_space, type) or not hasattr(obs_space, "action_space")):
+        raise ConfigError([Problem("env", f"got {short_repr(obs_space)}; pass an environment, not its class")])
     block = {"name": policy_block} if isinstance(policy_block, str) else plain(policy_block)
     if not isinstance(block, dict):
         raise ConfigError([Problem("policy", f"got {short_repr(block)}; must be a section with a name, or the name")])
@@ -120,6 +126,14 @@ def make_policy(config: PolicyConfig, env: Env | HostEnv, **networks: Any) -> Po
         raise ConfigError([Problem("policy", f"{config.name} refuses it: {explain(error)}")]) from error
 
 
+def check_is_policy(name: str, policy: Any) -> None:
+    """Raise ConfigError unless ``policy`` is an object with a callable ``init``, as Flax Linen's modules are."""
+    if isinstance(policy, type) or not callable(getattr(policy, "init", None)):
+        kind = f"the class {policy.__name__}" if isinstance(policy, type) else type(policy).__name__
+        text = f"got {kind}; must be a module of Flax Linen, or ejax.policies.nnx.NnxPolicy(make)"
+        raise ConfigError([Problem(name, text)])
+
+
 def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -> None:
     """Try all calls of a run on a policy that is not ejax's, by shapes, before anything is compiled.
 
@@ -128,10 +142,17 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
     """
     if config.record.built_in and not injected(policy):  # ejax's own are tested
         return
+    check_is_policy("policy.name", policy)
 
     def ask_all(key: Key, obs: PyTree) -> None:
         params = policy.init(key, obs)
-        apply_policy(policy, params, obs, first_memory(policy, 1))
+        memory = {"memory": first_memory(policy, 1)} if isinstance(policy, PolicyWithMemory) else {}
+        answer = policy.apply(params, obs, **memory)
+        parts = answer if isinstance(answer, tuple | list) else (answer,)
+        if len(parts) != 2 + len(memory) or not hasattr(parts[0], "sample") or getattr(parts[1], "shape", ()) != (1,):
+            given = ", ".join(f"array {list(x.shape)}" if hasattr(x, "shape") else type(x).__name__ for x in parts)
+            text = f"{config.name} gives ({given}) of one row; must give (distribution, value), the value [N]"
+            raise ConfigError([Problem("policy.name", text)])
         if uses_dropout(policy):
             apply_policy(policy, params, obs, first_memory(policy, 1), dropout_seed=jnp.zeros(1, jnp.uint32))
         update_normalizer(policy, params, jax.tree.map(lambda x: x[None], obs))

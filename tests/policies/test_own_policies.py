@@ -24,6 +24,7 @@ from ejax.algorithms.ppo import PPOConfig, ppo_loss
 from ejax.config import parse_config
 from ejax.config.embodichain.check import check
 from ejax.data.lerobot.write import EpisodeWriter
+from ejax.distributions import Normal
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import make_optimizer
 from ejax.play.saved_policy import evaluate_run
@@ -269,6 +270,36 @@ def losing(name: str) -> Any:
 def test_what_would_be_lost_or_repeated_is_refused_before_anything_runs(name: str, tmp_path: Path) -> None:
     raw = tiny(tmp_path) | {"policy": {"name": f"{__name__}:losing", "cfg": {"name": name}}}
     refused(lambda: build(parse_config(raw)), match=LOSES[name][1])
+
+
+class Answers(nn.Module):
+    """Gives what it is made with, of a distribution and a value [N, 1]."""
+
+    form: Any
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> Any:
+        return self.form(Normal(nn.Dense(1)(obs), jnp.zeros(1)), nn.Dense(1)(obs))
+
+
+def answers(form: str) -> Any:
+    return {"class": Answers, "object": None}[form] if FORMS[form][0] is None else Answers(FORMS[form][0])
+
+
+FORMS = {
+    "column": (lambda distribution, value: (distribution, value), r"gives \(Normal, array \[1, 1\]\) of one row"),
+    "no_value": (lambda distribution, value: distribution, r"gives \(Normal\)"),
+    "turned": (lambda distribution, value: (value[:, 0], distribution), r"gives \(array \[1\], Normal\)"),
+    "more": (lambda distribution, value: (distribution, value[:, 0], 1), r"gives \(Normal, array \[1\], int\)"),
+    "class": (None, "got the class Answers; must be a module"),
+    "object": (None, "got NoneType; must be a module"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_that_is_no_distribution_and_value_is_refused_by_its_form(form: str, tmp_path: Path) -> None:
+    raw = tiny(tmp_path) | {"policy": {"name": f"{__name__}:answers", "cfg": {"form": form}}}
+    refused(lambda: build(parse_config(raw)), match=FORMS[form][1])
 
 
 BUILT_IN = {"network_cfg": {"hidden_sizes": [4], "dropout_p": 0.5}}
