@@ -489,7 +489,13 @@ def test_a_pickled_source_draws_the_same(kept: Path) -> None:
 
 
 @cases(
-    "episodes error message", ([], ValueError, "no episode"), ([8], IndexError, "0 to 7"), ([1, 1], ValueError, "twice")
+    "episodes error message",
+    ([], ValueError, "no episode"),
+    ([8], IndexError, "0 to 7"),
+    ([1, 1], ValueError, "twice"),
+    ([True, False], ValueError, r"whole numbers, got bool; of a mask, pass np.flatnonzero\(mask\)"),
+    ([0.7], ValueError, "whole numbers, got float64"),
+    ("01", ValueError, "whole numbers, got <U2"),
 )
 def test_a_wrong_choice_of_episodes_is_refused(kept: Path, episodes: list, error: type, message: str) -> None:
     with pytest.raises(error, match=message):

@@ -45,14 +45,16 @@ class RecordedEpisodes(ChunkSource):
         self.reader = EpisodeReader(folder, cache_mb=cache_mb)
         self.seed, self._part = check_seed(seed), part
         count = len(self.reader)
-        chosen = np.array(self.reader.training if episodes is None else episodes, np.int64).reshape(-1)
+        chosen = np.array(self.reader.training if episodes is None else episodes).reshape(-1)
         if not chosen.size:
             raise ValueError(f"no episode to draw from; {folder} has {count}, of which {episodes} were chosen")
+        if chosen.dtype.kind not in "iu":
+            raise ValueError(f"episodes are whole numbers, got {chosen.dtype}; of a mask, pass np.flatnonzero(mask)")
         if chosen.min() < 0 or chosen.max() >= count:
             raise IndexError(f"episodes are 0 to {count - 1} in {folder}, got {chosen.min()} to {chosen.max()}")
         if len(set(chosen.tolist())) < len(chosen):
             raise ValueError(f"episodes names some twice: {list(chosen)}; name each once")
-        self._episodes = chosen
+        self._episodes = chosen.astype(np.int64)
         self._rng = make_rng(self.seed)
         # runs of all episodes one behind the other: one search finds the run of a window, in any number of episodes
         runs = [self.reader.segments(int(index))[1] for index in self._episodes]

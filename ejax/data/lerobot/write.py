@@ -201,13 +201,13 @@ class EpisodeWriter:
         file_size_mb: float = 16.0,
         append: bool = False,
     ) -> None:
-        if isinstance(fps, bool) or not isinstance(fps, int) or fps < 1:
+        if isinstance(fps, bool) or not isinstance(fps, int | np.integer) or fps < 1:
             raise ValueError(f"fps must be a whole number of at least 1, got {fps!r}")
         if not (math.isfinite(file_size_mb) and file_size_mb > 0):
             raise ValueError(f"file_size_mb must be finite and above 0, got {file_size_mb}")
         self.folder = Path(folder)
         columns = tuple(make_columns(spec, names or {}, images))
-        self._format = Format(spec, columns, fps, robot_type, axes or {}, file_size_mb)
+        self._format = Format(spec, columns, int(fps), robot_type, axes or {}, file_size_mb)
         make_folder(self.folder)  # after all checks that need no folder
         self._lock: IO[bytes] | None = _lock(self.folder)
         try:
