@@ -168,6 +168,11 @@ def test_a_vector_environments_arrays_are_looked_at() -> None:
     ({"truncated": False}, "truncated", "is bool[]"),
     ({"obs": np.zeros((1, 2), np.float32)}, "obs", "is float32[1, 2]; must be numbers [2, 2]"),
     ({"final_obs": {"a": 1}}, "final_obs", "is object[], {'a': 1}"),
+    ({"info": None}, "info", "is None (NoneType); info must be a dict of arrays of numbers [2, ...]"),
+    ({"info": {"success": True}}, "info/success", "is True (bool); info must be a dict"),
+    ({"info": {"metrics": {"a": [1.0, 2.0]}}}, "info/metrics/a", "is [1.0, 2.0] (list)"),
+    ({"info": {"metrics": {"a": np.zeros(3)}}}, "info/metrics/a", "is array([0., 0., 0.]) (ndarray)"),
+    ({"info": {"success": np.array([None, True])}}, "info/success", "is array([None, True], dtype=object)"),
 )
 def test_an_environment_of_ones_own_is_looked_at_and_named(tmp_path: Any, given: Any, key: str, word: str) -> None:
     class Odd(Wrapped):
@@ -179,6 +184,20 @@ def test_an_environment_of_ones_own_is_looked_at_and_named(tmp_path: Any, given:
     guard.reset(SEED)
     text = rf"env 'odd' raised at its step 1 \(2 rows\): ValueError\(.{re.escape(f'{key} {word}')}"
     refused(guard.step, STILL, match=text, error=HostEnvError)
+
+
+def test_an_info_of_other_names_than_before_is_refused_by_them(tmp_path: Any) -> None:
+    class Late(Wrapped):
+        def step(self, action: Any) -> Any:
+            made = super().step(action)
+            return replace(made, info={} if guard.num_steps < 3 else {"metrics": {"late": made.reward}})
+
+    env = Late(PureHostEnv(Drift(), 2))
+    guard = GuardedEnv(env, lambda: env, recipe={"id": "odd", "cfg": {}}, folder=tmp_path)
+    guard.reset(SEED)
+    guard.step(STILL)
+    guard.step(STILL)
+    refused(guard.step, STILL, match=r"info is PyTreeDef.*late.*same names at every step", error=HostEnvError)
 
 
 def limited(*limits: int) -> Any:

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 
 from ejax.schema.messages import short_repr
+from ejax.schema.paths import leaves
 from ejax.types import HostTimestep, PyTree
 
 OLD_GYM = (
@@ -76,12 +78,9 @@ def _facts(name: str, info: Any) -> dict[str, Any]:
     facts = dict(info or {})
     for group, part in facts.items():
         if group in ("rewards", "metrics") and isinstance(part, Mapping):
-            facts[group] = {each: float(x) for each, x in part.items() if _is_number(x)}
+            scalars = {each: x for each, x in part.items() if isinstance(x, int | float) or hasattr(x, "dtype")}
+            facts[group] = {each: float(x) for each, x in scalars.items() if np.ndim(x) == 0}
     return facts
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) or (getattr(x, "shape", None) == () and np.asarray(x).dtype.kind in _NUMBER)
 
 
 def check_timestep(timestep: HostTimestep, space: gymnasium.Space[Any], num_envs: int) -> None:
@@ -96,6 +95,22 @@ def check_flags_and_reward(reward: Any, terminated: Any, truncated: Any, num_env
     _check("reward", reward, (num_envs,), _NUMBER)
     _check("terminated", terminated, (num_envs,), _FLAG)
     _check("truncated", truncated, (num_envs,), _FLAG)
+
+
+def check_info(info: Any, num_envs: int, before: Any) -> Any:
+    """Return the form of an ``info``. ValueError: it is no dict of arrays of numbers [N, ...], or of another form than
+    ``before``, that of the last step (None: there was none)."""
+    form = jax.tree.structure(info)
+    if before is not None and form == before:
+        return form  # the rest costs 20 µs
+    for path, x in leaves({"info": info}):
+        is_array = getattr(x, "shape", ())[:1] == (num_envs,) and x.dtype.kind not in "OUS"
+        if not (is_array or (isinstance(x, Mapping) and not x)):
+            text = f"{'/'.join(map(str, path))} is {short_repr(x)} ({type(x).__name__})"
+            raise ValueError(f"{text}; info must be a dict of arrays of numbers [{num_envs}, ...]")
+    if before is not None:
+        raise ValueError(f"info is {form}, and was {before} before; it must have the same names at every step")
+    return form
 
 
 def check_success(name: str, given: Any) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription, describe
-from ejax.envs.host.answers import check_host_obs, check_timestep
+from ejax.envs.host.answers import check_host_obs, check_info, check_timestep
 from ejax.envs.host.calls import HostEnvError, call_env, short_error
 from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows, name_nonfinite
@@ -61,6 +61,7 @@ class GuardedEnv:
         self._actions: deque[NDArray[Any]] = deque(maxlen=_MAX_ACTIONS)  # of the last steps
         self._began = np.zeros(self.num_envs, np.int64)  # ``num_steps`` when each row's episode began
         self._info: dict[str, Any] = {}  # ``info`` of the last step
+        self._form: Any = None  # of the environment's own ``info``
         self._obs: PyTree = None
         self._reports: deque[str] = deque()  # added to in the thread that steps, taken by another
 
@@ -96,6 +97,7 @@ class GuardedEnv:
         try:
             timestep = call_env(self.name, "step", self._env.step, action)
             check_timestep(timestep, self.observation_space, self.num_envs)
+            self._form = check_info(timestep.info, self.num_envs, self._form)
         except Exception as error:
             return self._restart(error, before)
         valid = timestep.info.get("valid", np.ones(self.num_envs, bool))
