@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
+from ejax.schema.command_line import CommandParser
 from ejax.schema.plain_files import a_path, to_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
@@ -117,8 +118,8 @@ def _refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
             raise ValueError(f"--{'sample' if name == 'samples' else name.replace('_', '-')} {why}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ejax evaluate", description="Evaluate a trained policy.")
+def _parser() -> CommandParser:
+    parser = CommandParser("ejax evaluate", description="Evaluate a trained policy.")
     text = "folder of a run (without the time in its name: the newest), or a shipped policy, such as push_cube"
     parser.add_argument("run", type=a_path, metavar="RUN", help=text)
     parser.add_argument(

@@ -13,6 +13,7 @@ import argparse
 import sys
 from functools import partial
 
+from ejax.schema.command_line import CommandParser
 from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import add_trust_option
 
@@ -61,8 +62,8 @@ def _run(name: str, args: argparse.Namespace) -> int:
         return refused(f"ejax {name}", text, code)
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(f"ejax {name}", description="Train a policy from a config file.")
+def _parser(name: str) -> CommandParser:
+    parser = CommandParser(f"ejax {name}", description="Train a policy from a config file.")
     parser.add_argument(
         "--config", type=expanded, metavar="FILE|NAME", help="JSON, YAML or a shipped config (ejax configs)"
     )

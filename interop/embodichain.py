@@ -31,7 +31,6 @@ A checkpoint moves state; what is computed with it is the config's matter: ``com
 ``-seed``) at its top makes updates those of that release.
 """
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +39,7 @@ from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.config.run_config import bind
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with, refused
+from ejax.schema.command_line import CommandParser
 from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
@@ -152,10 +152,8 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
     return notes
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "ejax embodichain", description="Convert checkpoints to and from EmbodiChain's format."
-    )
+def _parser() -> CommandParser:
+    parser = CommandParser("ejax embodichain", description="Convert checkpoints to and from EmbodiChain's format.")
     commands = parser.add_subparsers(dest="command", required=True)
     to_pt = commands.add_parser("to-pt", help="convert a run of ejax to EmbodiChain's .pt file")
     to_pt.add_argument("run", type=a_path, metavar="RUN", help="the run's folder")

@@ -18,7 +18,6 @@
 ``ejax verify DIR`` repeats the check, without jax if need be.
 """
 
-import argparse
 import platform
 import sys
 import tempfile
@@ -41,6 +40,7 @@ from ejax.play.saved_policy import chosen_checkpoint, restore_policy
 from ejax.policies.normalize import acting_statistics
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with, refused
+from ejax.schema.command_line import CommandParser
 from ejax.schema.plain_files import a_path, to_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options
@@ -374,8 +374,8 @@ def _written_formats(formats: Sequence[str] | None) -> list[str]:
     return chosen
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ejax export", description="Export a trained policy, and verify it.")
+def _parser() -> CommandParser:
+    parser = CommandParser("ejax export", description="Export a trained policy, and verify it.")
     parser.add_argument("run", type=a_path, metavar="RUN", help="folder of a run, or a shipped policy")
     add_policy_options(parser)
     parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="folder to create")

@@ -36,7 +36,18 @@ ENV_LAYERS = [
     ["adapters"],
 ]
 """Folders of ``envs``, likewise: worlds, changes of their models, functions of worlds, then the tasks made of them."""
-_ALONE = ("trust", "code_places", "plain_files", "writing", "tables", "messages", "configclass", "paths", "lazy_names")
+_ALONE = (
+    "trust",
+    "code_places",
+    "plain_files",
+    "writing",
+    "tables",
+    "messages",
+    "configclass",
+    "paths",
+    "lazy_names",
+    "command_line",
+)
 STANDARD = (
     *(f"ejax.schema.{name}" for name in _ALONE),
     *(f"ejax.runtime.{name}" for name in ("streams", "process_exit")),

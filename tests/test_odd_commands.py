@@ -66,6 +66,20 @@ def test_keys_may_follow_options(command: str, run: Path, capsys: pytest.Capture
     assert "env.cfg.oops" in refused(capsys, command, str(run), "--episodes", "2", "env.cfg.oops=1")
 
 
+@cases(
+    "command words",
+    ("train", ["--config", "a", "--config", "b"]),
+    ("train", ["--resume", "latest", "trainer.seed=1", "--resume", "best"]),
+    ("train", ["--distributed", "--no-distributed"]),
+    ("evaluate", ["run", "--seed", "0", "--seed=0"]),
+    ("play", ["run", "--video", "a.mp4", "--vid", "b.mp4"]),
+    ("export", ["run", "--to", "a", "--to", "b"]),
+    ("serve", ["run", "--port", "1", "--port", "2"]),
+)
+def test_an_option_given_twice_is_refused(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "given twice; pass it once" in refused(capsys, command, *words)
+
+
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 @pytest.mark.parametrize("command", ["evaluate", "play", "report", "replay", "train"])
 def test_a_name_that_no_folder_has_is_refused(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:

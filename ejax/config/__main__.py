@@ -1,9 +1,9 @@
 """Print the JSON Schema of train configs, or report on each key of a config: ejax config schema | check FILE."""
 
-import argparse
 import json
 
 from ejax.runtime.process_exit import exit_with, import_late, refused
+from ejax.schema.command_line import CommandParser
 from ejax.schema.plain_files import a_path
 from ejax.schema.problems import ConfigError
 from ejax.schema.trust import add_trust_option, trust_words
@@ -11,7 +11,7 @@ from ejax.schema.trust import add_trust_option, trust_words
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 2 if anything in the file is unsupported."""
-    parser = argparse.ArgumentParser(prog="ejax config", description=__doc__)
+    parser = CommandParser(prog="ejax config", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("schema", help="print the JSON Schema")
     checked = commands.add_parser("check", help="list each key as used, renamed, without effect, or unsupported")

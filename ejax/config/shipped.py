@@ -1,12 +1,12 @@
 """``ejax configs``: the configs that come with ejax, found, listed and copied by name; and the trained policies."""
 
-import argparse
 import os
 import re
 from pathlib import Path
 
 from ejax.config.files import MAX_BYTES, is_file
 from ejax.runtime.process_exit import exit_with, refused
+from ejax.schema.command_line import CommandParser
 from ejax.schema.messages import did_you_mean
 from ejax.schema.plain_files import a_path, expanded, read_json, read_text
 from ejax.schema.problems import ConfigError
@@ -85,7 +85,7 @@ def copy_config(name: str, to: Path | None = None) -> list[Path]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
-    parser = argparse.ArgumentParser("ejax configs", description="List the configs that come with ejax, or copy one.")
+    parser = CommandParser("ejax configs", description="List the configs that come with ejax, or copy one.")
     copy = parser.add_subparsers(dest="command").add_parser("copy", help="copy a config, to edit it")
     copy.add_argument("name")
     copy.add_argument("to", nargs="?", type=a_path, help="a file or a folder (default: here)")

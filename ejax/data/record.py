@@ -25,6 +25,7 @@ from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import attempt_seeds
 from ejax.data.task import DemonstrationTask, Episode, TimedTask, attempts, flatten
 from ejax.runtime.process_exit import exit_with, refused
+from ejax.schema.command_line import CommandParser
 from ejax.schema.messages import noting
 from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import add_trust_option, import_trusted, trust, trust_strings, trust_words
@@ -156,8 +157,8 @@ def _instruction(given: str | None, episode: Episode, otherwise: str) -> str:
     return item.decode() if isinstance(item, bytes) else str(item)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ejax record", description="Record a task's demonstrations.")
+def _parser() -> CommandParser:
+    parser = CommandParser("ejax record", description="Record a task's demonstrations.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--task", metavar="package.module:Name", help="the demonstrating task")
     what.add_argument("--gym-config", type=expanded, metavar="FILE", help="EmbodiChain's config to demonstrate in")

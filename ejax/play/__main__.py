@@ -8,6 +8,7 @@ if __name__ == "__main__":
 import argparse
 from typing import Any
 
+from ejax.schema.command_line import CommandParser
 from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
@@ -55,8 +56,8 @@ def _write_page(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, 
     return facts
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ejax play", description="Watch a trained policy: docs/play.md.")
+def _parser() -> CommandParser:
+    parser = CommandParser("ejax play", description="Watch a trained policy: docs/play.md.")
     text = "folder of a run (without the time in its name: the newest), or a shipped policy, such as push_cube"
     parser.add_argument("run", type=a_path, metavar="RUN", help=text)
     parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="as in ejax evaluate")

@@ -3,7 +3,6 @@
 A file of ``examples/robot_loop.py`` has the robot's observations too: they are compared with the environment's.
 """
 
-import argparse
 import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -25,6 +24,7 @@ from ejax.rollout import reset
 from ejax.rollout import step as rollout_step
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.runtime.tree_text import named_leaves
+from ejax.schema.command_line import CommandParser
 from ejax.schema.plain_files import a_path, open_plain, parse_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.training.environments import make_env
@@ -54,7 +54,7 @@ class _Quarantined(BaseModel):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0 where it plays as recorded, a NaN in the last step included."""
-    parser = argparse.ArgumentParser("ejax replay", description="Play a quarantined episode again.")
+    parser = CommandParser("ejax replay", description="Play a quarantined episode again.")
     parser.add_argument("file", type=a_path, metavar="FILE", help="<run>/quarantine/….npz")
     add_trust_option(parser)
     args = parser.parse_args(argv)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ejax.runtime.process_exit import exit_with, refused
+from ejax.schema.command_line import CommandParser
 from ejax.schema.messages import explain
 from ejax.schema.plain_files import a_path, expanded, to_json
 from ejax.schema.trust import add_trust_option, trust_words
@@ -89,9 +90,9 @@ def _scaled(number: float, factor: int = 1000, units: tuple[str, ...] = ("", "k"
     return f"{number:.4g} {units[power]}".rstrip()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     about = "Compile a config for GPUs that are not here: its memory on each, and the work of an update."
-    parser = argparse.ArgumentParser("ejax preflight", description=about)
+    parser = CommandParser("ejax preflight", description=about)
     parser.add_argument("--config", type=a_path, required=True, metavar="FILE", help="JSON or YAML; see docs/config.md")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as in ejax train")
     cards, text = ("h100|h200|a100|l40s|rtx4090|b200|FILE", "GPU, or a file with XLA's GpuTargetConfigProto as text")

@@ -1,7 +1,6 @@
 """``ejax check FILE_OR_TASK``: a robot's MJCF with its units, its actuators and what commonly goes wrong; a task, by
 its name or its config, is played as well."""
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ejax.envs.tasks.mujoco_task import MuJoCoTask
 from ejax.envs.wrappers.wrapper import innermost
 from ejax.logs.console import summary
 from ejax.runtime.process_exit import exit_with, refused
+from ejax.schema.command_line import CommandParser
 from ejax.schema.messages import explain
 from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
@@ -27,7 +27,7 @@ from ejax.training.environments import build_env
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 2 for a model or a task that cannot be used."""
-    parser = argparse.ArgumentParser("ejax check", description="Check a robot's file or a task: docs/robots.md.")
+    parser = CommandParser("ejax check", description="Check a robot's file or a task: docs/robots.md.")
     text = "an MJCF or URDF; a train config; or a task's name, such as package.module:Name"
     parser.add_argument("what", metavar="FILE_OR_TASK", type=a_path, help=text)
     parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="of a task, as in ejax train")

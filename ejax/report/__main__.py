@@ -1,6 +1,7 @@
 """``ejax report RUN…``: runs as one HTML page that opens anywhere."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
+from ejax.schema.command_line import CommandParser
 from ejax.schema.messages import explain
 from ejax.schema.plain_files import a_path
 from ejax.schema.writing import replace_file
@@ -63,9 +64,9 @@ def _run(args: argparse.Namespace) -> int:
     return 1 if left_out else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     about = "Write an HTML page about runs: curves, tables, videos. It needs no network."
-    parser = argparse.ArgumentParser("ejax report", description=about)
+    parser = CommandParser("ejax report", description=about)
     text = "folder of a run or of a population (all members); without the time in its name: the newest"
     parser.add_argument("run", type=a_path, nargs="+", metavar="RUN", help=text)
     parser.add_argument("--to", type=a_path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")

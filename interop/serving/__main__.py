@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from ejax import __version__
+from ejax.schema.command_line import CommandParser
 from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options, whole
@@ -60,8 +61,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"got --host {args.host}, which other machines may reach: it needs --token")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ejax serve", description="Serve a policy over WebSocket.")
+def _parser() -> CommandParser:
+    parser = CommandParser("ejax serve", description="Serve a policy over WebSocket.")
     parser.add_argument(
         "policy",
         type=a_path,
