@@ -24,6 +24,7 @@ Advantages and value targets are written where the rollout's extras have them, [
 EmbodiChain's buffers hold flat observations: flatten nested ones first, by ``ejax.policies.observations``.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -248,14 +249,18 @@ def _array(x: Any, name: str) -> Any:
     return array
 
 
+def _is_tensordict(x: Any) -> bool:
+    package = sys.modules.get("tensordict")  # without it there is none
+    return package is not None and isinstance(x, package.TensorDictBase)
+
+
 def _tensors(data: Any, path: str = "") -> Any:
     """Return a TensorDict or nested mapping of a rollout's fields as dicts of tensors."""
     import torch
-    from tensordict import TensorDictBase
 
     from interop.dense import in_words, is_dense
 
-    held = isinstance(data, TensorDictBase)  # its tensors stay where they are
+    held = _is_tensordict(data)  # its tensors stay where they are
     made: dict[str, Any] = {}
     for name, x in (data.to_dict() if held else data).items():
         if isinstance(x, Mapping):
@@ -276,11 +281,10 @@ def _tensors_for_arrays(obs: Any, path: str = "obs") -> Any:
         ValueError: a tensor that is not dense, or an array of something other than numbers.
     """
     import torch
-    from tensordict import TensorDictBase
 
     from interop.dense import in_words, is_dense
 
-    if isinstance(obs, Mapping) and not isinstance(obs, TensorDictBase):
+    if isinstance(obs, Mapping) and not _is_tensordict(obs):
         return {name: _tensors_for_arrays(x, f"{path}.{name}") for name, x in obs.items()}
     if isinstance(obs, torch.Tensor) and not is_dense(obs):
         raise ValueError(f"{path} must be a dense tensor of numbers, got {in_words(obs)}")

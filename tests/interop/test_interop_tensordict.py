@@ -1,5 +1,6 @@
 """Rollouts in EmbodiChain's layouts: there and back without a changed bit; its observation helpers."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +116,16 @@ def test_a_tensordict_or_a_dict_and_back_changes_no_bit(made: Any, layout: Any, 
         assert_same(back, rollout)
         if layout != "seed":
             assert_same(last, last_obs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_mapping_of_tensors_needs_no_tensordict(layout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout, last_obs = make_rollout(shapes=(3,))
+    data = jax.tree.map(torch.from_numpy, rollout_to_dict(rollout, layout, last_obs=last_obs))
+    monkeypatch.setitem(sys.modules, "tensordict", None)  # whose import then fails
+    back, _ = rollout_from_tensordict(data, layout)
+    assert np.array_equal(back.action, rollout.action)
+    assert flatten_dict_observation({"a": torch.ones(2, 3), "b": np.ones(2)}).shape == (2, 4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
