@@ -313,6 +313,8 @@ def _numpy_tree(obs: Any, space: gymnasium.Space[Any], num_envs: int, device: to
             key: _numpy_tree(obs[key], part, num_envs, device, f"{name}.{key}") for key, part in space.spaces.items()
         }
     if isinstance(space, spaces.Tuple):
+        if len(obs) != len(space):
+            raise ValueError(f"{name} has {len(obs)} parts, its space is a Tuple of {len(space)}")
         parts = enumerate(space.spaces)
         return tuple(_numpy_tree(obs[i], part, num_envs, device, f"{name}.{i}") for i, part in parts)
     array = _numpy_of(obs, name, (num_envs, *(space.shape or ())))

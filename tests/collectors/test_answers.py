@@ -40,7 +40,7 @@ class Says(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, ...]:
         self.num_steps += 1
         says = self.says if self.num_steps == 2 else {}
-        obs = np.zeros(2, np.float32) if self.observation_space.shape else 0
+        obs = self.says.get("first", np.zeros(2, np.float32) if self.observation_space.shape else 0)
         rest = {"reward": 0.5, "terminated": False, "truncated": False, "info": {}}
         return says.get("obs", obs), *(says.get(name, value) for name, value in rest.items())
 
@@ -106,6 +106,39 @@ def test_a_first_observation_of_another_form_is_refused_by_part(given: Any, key:
     space, first = given
     env = vectorize(Says({}, space), lambda: Says({"first": first}, space), 2)
     refused(env.reset, SEED, key=key, word=word)
+
+
+_NESTED = gymnasium.spaces.Dict(c=_PARTS, d=_PAIR)
+_FULL = {"a": np.zeros(2, np.float32), "b": 0}
+_TWO = tuple(_FULL.values())
+
+
+@refusals(
+    ((_PARTS, _FULL, {"a": np.zeros(2)}), "row 0 is ['a']", "must be a dict of ['a', 'b']"),
+    ((_PARTS, _FULL, _TWO), "row 0 is 'tuple'", "must be a dict of ['a', 'b']"),
+    ((_PAIR, _TWO, (*_TWO, 1)), "row 0 is [0, 1, 2]", "must be a tuple of [0, 1]"),
+    ((_PAIR, _TWO, _TWO[:1]), "row 0 is [0]", "must be a tuple of [0, 1]"),
+    ((_NESTED, {"c": _FULL, "d": _TWO}, {"c": {"b": 0}, "d": _TWO}), "row 0/c is ['b']", "dict of ['a', 'b']"),
+    ((_NESTED, {"c": _FULL, "d": _TWO}, {"c": _FULL, "d": [*_TWO, 2]}), "row 0/d is [0, 1, 2]", "tuple of [0, 1]"),
+)
+def test_a_later_observation_with_other_parts_is_refused(given: Any, key: str, word: str) -> None:
+    space, first, later = given
+    env = vectorize(Says({}, space), lambda: Says({"first": first, "obs": later}, space), 2)
+    env.reset(SEED)
+    env.step(STILL)
+    refused(env.step, STILL, key=key, word=word)
+
+
+@refusals(
+    ((_PARTS, _FULL, {"b": np.zeros(1, int)}), "has no 'a'", "must be a dict of ['a', 'b']"),
+    ((_PAIR, _TWO, (np.zeros((1, 2)), np.zeros(1, int), 5)), "has 3 parts", "must be a tuple of 2"),
+)
+def test_a_vector_that_gives_other_parts_is_refused(given: Any, key: str, word: str) -> None:
+    space, first, later = given
+    env = vectorize(Says({}, space), lambda: Says({"first": first}, space), 1)
+    env.reset(SEED[:1])
+    env.env.step = lambda action: (later, np.zeros(1), *np.zeros((2, 1), bool), {})
+    refused(env.step, STILL[:1], key=key, word=word)
 
 
 class Tells(Says):

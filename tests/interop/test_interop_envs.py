@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from case_tables import cases, refused
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from tiny import tiny
 
@@ -301,6 +302,15 @@ def test_missing_parts_of_an_observation_are_named() -> None:
     inner = Nested(copies=True)
     inner.observe = lambda: {"policy": inner.buffer[:, :2]}
     refused(started, inner, word="obs lacks image of its space; it has policy")
+
+
+def test_a_tuple_of_another_number_of_parts_is_refused() -> None:
+    part = spaces.Box(-1, 1, (2,))
+    for given in ((), (torch.zeros(3, 2),) * 2):
+        inner = Nested(copies=True)
+        inner.single_observation_space = spaces.Tuple((part,))
+        inner.observe = lambda given=given: given
+        refused(started, inner, word=f"obs has {len(given)} parts, its space is a Tuple of 1")
 
 
 class ResetsNext(Counting):

@@ -1,7 +1,7 @@
 """Checks of what environments outside JAX answer, where NumPy would take None for False and ``"1.0"`` for 1."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -26,6 +26,7 @@ def answering(env: gymnasium.Env[Any, Any], row: int) -> gymnasium.Env[Any, Any]
     step, shape, dtype, array = env.step, env.observation_space.shape, env.observation_space.dtype, np.ndarray
     name, reset = type(env.unwrapped).__name__, env.reset
     is_box = isinstance(env.observation_space, gymnasium.spaces.Box)
+    has_parts = _part_check(env.observation_space) if hasattr(env.observation_space, "spaces") else None
 
     def checked(action: Any) -> Any:
         try:
@@ -44,6 +45,8 @@ def answering(env: gymnasium.Env[Any, Any], row: int) -> gymnasium.Env[Any, Any]
             _check(f"truncated of row {row}", truncated, (), _FLAG)
         if is_box and (type(obs) is not array or obs.shape != shape or obs.dtype is not dtype):
             _check(f"the observation of row {row}", np.asarray(obs), shape or (), _NUMBER)
+        elif has_parts is not None and not has_parts(obs):
+            check_host_obs(obs, env.observation_space, (), f"the observation of row {row}")
         plain = type(info) is dict and "rewards" not in info and "metrics" not in info
         return answer if plain else (*answer[:4], _facts(name, info))
 
@@ -60,6 +63,23 @@ def answering(env: gymnasium.Env[Any, Any], row: int) -> gymnasium.Env[Any, Any]
     env.step = checked  # type: ignore[method-assign]  # a wrapper's frame would cost three times as much
     env.reset = started  # type: ignore[method-assign]
     return env
+
+
+def _part_check(space: Any) -> Callable[[Any], bool]:
+    """Make a test, of 0.3 µs, whether an observation has the parts of a Dict or Tuple, in plain types."""
+    is_dict, parts = isinstance(space, gymnasium.spaces.Dict), space.spaces
+    number: int = len(parts)
+    names: Any = parts.keys() if is_dict else ()
+    kind: Any = dict if is_dict else tuple
+    inside = {
+        key: _part_check(x) for key, x in dict(parts if is_dict else enumerate(parts)).items() if hasattr(x, "spaces")
+    }
+
+    def has_parts(obs: Any) -> bool:
+        there = type(obs) is kind and (names <= obs.keys() if is_dict else len(obs) == number)
+        return there and (not inside or all(check(obs[key]) for key, check in inside.items()))
+
+    return has_parts
 
 
 def check_answer(name: str, given: Any, size: int = 5) -> Any:
@@ -133,7 +153,11 @@ def check_host_obs(obs: PyTree, space: Any, lead: tuple[int, ...], what: str = "
     if not isinstance(space, gymnasium.spaces.Dict):
         kind, parts = "tuple", dict(enumerate(parts))
         obs = dict(enumerate(obs)) if isinstance(obs, tuple | list) else obs
-    if not isinstance(obs, Mapping) or parts.keys() - obs.keys() or (lead and len(obs) > len(parts)):
+    if (
+        not isinstance(obs, Mapping)
+        or parts.keys() - obs.keys()
+        or ((lead or kind == "tuple") and len(obs) > len(parts))
+    ):
         given = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
         raise ValueError(f"{what} is {short_repr(given)}; must be a {kind} of {sorted(parts)}")
     for name, part in parts.items():

@@ -38,12 +38,16 @@ def put_rows(rows: Any, new: PyTree, into: PyTree) -> PyTree:
 def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
     """Turn batched observations of ``space`` into float32 vectors [N, F] by leaf.
     Boxes are flattened row by row; Discrete, MultiDiscrete and MultiBinary become ones and zeros. Raises ValueError:
-    a choice that the space does not have.
+    a choice that the space does not have; a Dict without one of its parts, a Tuple of another number.
     """
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Dict):
+        if missing := space.spaces.keys() - obs.keys():
+            raise ValueError(f"the observation has no {', '.join(map(repr, missing))}; must be a dict of {[*space]}")
         return {name: as_rows(part, obs[name]) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
+        if len(obs) != len(space):
+            raise ValueError(f"the observation has {len(obs)} parts; must be a tuple of {len(space)}")
         return {str(i): as_rows(part, obs[i]) for i, part in enumerate(space.spaces)}
     array = np.asarray(obs)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
