@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
@@ -101,7 +102,9 @@ def action_problems(
         made: Any = make(**cfg, **({"num_envs": 1} if _takes(make, "num_envs") else {}))
         env = wrap(made, env_config.layers)
         action_space = getattr(env, "single_action_space", None) or env.action_space  # of a vector's row
-        observation_space = env.observation_space if observed else gymnasium.spaces.Dict()  # of some it takes long
+        observation_space = (
+            env.observation_space if observed else gymnasium.spaces.Box(-1.0, 1.0)
+        )  # of some it takes long
         getattr(env, "close", lambda: None)()
     except Exception as error:  # of any kind: it is the environment's own code
         return [Problem("env", f"cannot be built: {explain(error, typed=True)}")]
@@ -181,6 +184,10 @@ def space_problems(
         problems, key = [*_groups(policy, observation_space)], "env"
     except ValueError as error:
         return [Problem("env", f"the observation has ambiguous names: {error}")]
+    parts = [part for _, part in leaves(observation_space)]
+    if any(isinstance(part, Mapping) for part in parts) or not any(math.prod(part.shape or ()) for part in parts):
+        text = f"an observation space, and each Dict or Tuple in it, needs at least one number, got {observation_space}"
+        return [Problem("env", text)]
     try:  # first without squashing: it is the environment's fault if that is refused already
         count = action_spec(action_space).num_actions * action_chunk
         key = "policy.squash_actions"

@@ -49,7 +49,27 @@ def test_networks_may_be_objects() -> None:
     (("actor_critic", ENV, SPACES[1]), "pass an environment, or both of its spaces"),
     (("actor_critic", *SPACES, "cuda"), "device: got cuda; leave it out: parameters are made later"),
     (({"name": "actor_only", "actor": NETWORK}, SPACES[0], gymnasium.spaces.Dict()), "env: .*action space"),
-    ids=["no networks", "unknown key", "unknown name", "no section", "one space", "both", "device", "odd actions"],
+    *(
+        (({"name": "actor_only", "actor": NETWORK}, space, SPACES[1]), "env: .*needs at least one number")
+        for space in (
+            gymnasium.spaces.Dict(),
+            gymnasium.spaces.Dict(a=SPACES[0], b=gymnasium.spaces.Dict()),
+            gymnasium.spaces.Box(-1.0, 1.0, (0,)),
+        )
+    ),
+    ids=[
+        "no networks",
+        "unknown key",
+        "unknown name",
+        "no section",
+        "one space",
+        "both",
+        "device",
+        "odd actions",
+        "empty",
+        "empty part",
+        "no numbers",
+    ],
 )
 def test_what_cannot_be_made_is_refused(arguments: tuple[Any, ...], text: str) -> None:
     refused(build_policy, *arguments, match=text)
