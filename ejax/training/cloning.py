@@ -185,7 +185,7 @@ class Demonstrations(AbstractContextManager["Demonstrations"]):
         *,
         mesh: Mesh | None = None,
         check: Callable[[PyTree], None] = lambda obs: None,
-        numbers: Callable[[Any], Any] = real_numbers,
+        numbers: Callable[[Any, Any], Any] = real_numbers,
         rounds: "Rounds | None" = None,
     ) -> None:
         self._rounds = rounds
@@ -315,7 +315,7 @@ class Demonstrations(AbstractContextManager["Demonstrations"]):
         action = read_array(chunks, config.action_field, "data.action_field")
         masks = {name: chunks[name] for name in ("valid", LOSS_MASK) if config.history_length is not None}
         self._check(obs)
-        batch = {"obs": obs, "action": self._numbers(action), **masks}
+        batch = {"obs": obs, "action": self._numbers(action, chunks["valid"]), **masks}
         return jax.device_put(batch) if self._mesh is None else join_rows(batch, self._mesh, self._num_windows)
 
     def _sample(self, rng: np.random.Generator) -> Chunks:

@@ -26,7 +26,7 @@ from ejax.schema.frozen import thaw
 from ejax.schema.messages import explain
 from ejax.schema.registry import resolve
 from ejax.store.checkpoint import load_checkpoint, verify_checkpoint
-from ejax.training.fields import open_kept, read_array, read_observation
+from ejax.training.fields import check_bounds, open_kept, read_array, read_observation
 from ejax.training.parts import Parts
 from ejax.types import Env, HostEnv, PyTree, Rollout
 
@@ -173,8 +173,4 @@ def _check_actions(action: Any, space: Any) -> None:
     if action.shape[1:] != space.shape:
         text = f"the demonstrated actions are {list(action.shape[1:])}, the environment's {list(space.shape)}"
         raise ConfigError([Problem(f"{SECTION}.action_field", f"{text}; name what fits")])
-    slack = 1e-3 * (space.high - space.low)
-    if ((action < space.low - slack) | (action > space.high + slack)).any():
-        text = f"the demonstrated actions are of {action.min():.4g} to {action.max():.4g}, beyond the bounds of the"
-        text = f"{text} environment's, {space.low.min():.4g} to {space.high.max():.4g}; record them in its units"
-        raise ConfigError([Problem(f"{SECTION}.action_field", text)])
+    check_bounds(action, space, f"{SECTION}.action_field")

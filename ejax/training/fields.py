@@ -88,16 +88,26 @@ def read_field(fields: Fields, path: str, key: str, remedy: str = "") -> Any:
         raise ConfigError([Problem(key, text + remedy)]) from None
 
 
-def real_numbers(array: Any) -> Any:
+def check_bounds(action: Any, space: Any, key: str) -> None:
+    """Raise ConfigError for actions [..., A] beyond a Box, or K of them together, by more than 0.1 % of its range."""
+    low, high = (np.ravel(bound)[: action.shape[-1]] for bound in (space.low, space.high))
+    slack = 1e-3 * (high - low)
+    if ((action < low - slack) | (action > high + slack)).any():
+        text = f"the demonstrated actions are of {action.min():.4g} to {action.max():.4g}, beyond the bounds of the"
+        text = f"{text} environment's, {low.min():.4g} to {high.max():.4g}; record them in its units"
+        raise ConfigError([Problem(key, text)])
+
+
+def real_numbers(array: Any, valid: Any = None) -> Any:
     """Convert real numbers to float32; images and choices stay as they are."""
     return array.astype("float32") if array.dtype.kind == "f" else array
 
 
-def policy_numbers(space: Any, action_chunk: int, actions: Any) -> Any:
+def policy_numbers(space: Any, action_chunk: int, actions: Any, valid: Any = True) -> Any:
     """Return the numbers by which a policy acts so [R, C, ...]: choices from 0 on, a Box's as float32.
 
-    ``space`` is of one decision, which has ``action_chunk`` actions. ConfigError: actions of another width, or a choice
-    that the environment does not have.
+    ``space`` is of one decision, which has ``action_chunk`` actions; ``valid`` [R, C]: frames that are not padding.
+    ConfigError: actions of another width, beyond the bounds, or a choice that the environment does not have.
     """
     if isinstance(space, gymnasium.spaces.Box):
         width = math.prod(space.shape)
@@ -105,12 +115,14 @@ def policy_numbers(space: Any, action_chunk: int, actions: Any) -> Any:
             text = f"the demonstrated actions are {list(actions.shape[2:])}, but the policy decides on {width} numbers"
             remedy = f"which are {action_chunk} actions (env.cfg.action_chunk)"
             raise ConfigError([Problem("data.action_field", f"{text}, {remedy}")])
+        if actions.dtype.kind in "fiu":
+            check_bounds(actions[valid], space, "data.action_field")
         return actions.astype("float32") if actions.dtype.kind in "fiu" else actions
     counts = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
     if actions.shape[2:] != counts.shape:
         return actions  # the policy itself refuses it
     numbers = actions - space.start
-    if ((numbers < 0) | (numbers >= counts)).any():
+    if ((numbers < 0) | (numbers >= counts))[valid].any():
         text = f"the demonstrated actions are of {actions.min()} to {actions.max()}; the environment takes {space}"
         raise ConfigError([Problem("data.action_field", text)])
     return numbers.reshape(*numbers.shape[:2], *([] if counts.ndim == 0 else [-1]))

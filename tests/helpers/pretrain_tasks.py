@@ -12,12 +12,18 @@ class Reach:
 
     Args:
         broken_at, ended_at: the attempt that raises, or ends the worker.
+        scale: of the actions that are kept.
     """
 
     def __init__(
-        self, broken_at: int | None = None, num_steps: int = 40, misshapen: bool = False, ended_at: int | None = None
+        self,
+        broken_at: int | None = None,
+        num_steps: int = 40,
+        misshapen: bool = False,
+        ended_at: int | None = None,
+        scale: float = 1.0,
     ) -> None:
-        self.ended_at = ended_at
+        self.ended_at, self.scale = ended_at, scale
         self.broken_at, self.num_steps, self.misshapen, self.attempts = broken_at, num_steps, misshapen, 0
 
     def spec(self) -> EpisodeSpec:
@@ -40,5 +46,5 @@ class Reach:
             actions.append(action)
             velocity = velocity * (1.0 - 5.0 / 60.0) + action * 5.0 / 60.0
             position = position + velocity / 60.0
-        obs = np.array(observations, np.float32)
-        return Episode({"obs": obs[:, :13] if self.misshapen else obs, "actions": np.array(actions, np.float32)})
+        obs, kept = np.array(observations, np.float32), np.float32(actions) * np.float32(self.scale)
+        return Episode({"obs": obs[:, :13] if self.misshapen else obs, "actions": kept})
