@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ejax.schema.command_line import CommandParser
-from ejax.schema.plain_files import a_path, to_json
+from ejax.schema.plain_files import a_path, a_target, to_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
 from ejax.schema.writing import by_product, replace_file
@@ -137,7 +137,7 @@ def _parser() -> CommandParser:
     text = "sample actions, as in training, instead of taking the deterministic ones"
     parser.add_argument("--sample", dest="samples", action="store_true", help=text)
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
-    parser.add_argument("--video", type=a_path, metavar="FILE", help="record four episodes, e.g. push.mp4")
+    parser.add_argument("--video", type=a_target, metavar="FILE", help="record four episodes, e.g. push.mp4")
     text = "skip the gait card of a legged robot, which takes some seconds; docs/locomotion.md"
     parser.add_argument("--no-gait", action="store_true", help=text)
     text = "compare engines and shifts in a table: any of c (or mujoco), mjx, warp, or all installed; docs/transfer.md"
@@ -154,7 +154,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--counterfactual", action="append", metavar="SENTENCE|FILE", help=text)
     parser.add_argument("--explain", action="store_true", help="name the first difference even where results agree")
     parser.add_argument("--tolerance", type=float, metavar="X", help="of a difference, relative to the range (0.01)")
-    parser.add_argument("--json", type=a_path, metavar="FILE", help="write the whole comparison as JSON")
+    parser.add_argument("--json", type=a_target, metavar="FILE", help="write the whole comparison as JSON")
     add_trust_option(parser)
     return parser
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ejax.algorithms import grpo, ppo, sac
 from ejax.algorithms.record import find_algorithm
 from ejax.collectors.stateful import BaseAlgorithm
-from ejax.schema.messages import did_you_mean
+from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import PyTree
 
@@ -97,6 +97,9 @@ class Learner:
         from ejax.run import train
         from ejax.trainer import with_total
 
+        if isinstance(total_timesteps, bool) or not hasattr(total_timesteps, "__int__"):
+            text = f"got {short_repr(total_timesteps)}; must be a whole number of environment steps, such as 100_000"
+            raise ConfigError([Problem("total_timesteps", text)])
         if self.run_dir is not None:
             options |= {"resume": "latest", "run_dir": self.run_dir}
         self.config = with_total(self.config, self._steps + total_timesteps)

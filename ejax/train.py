@@ -14,7 +14,7 @@ import sys
 from functools import partial
 
 from ejax.schema.command_line import CommandParser
-from ejax.schema.plain_files import a_path, expanded
+from ejax.schema.plain_files import a_folder, a_path, expanded
 from ejax.schema.trust import add_trust_option
 
 
@@ -97,7 +97,7 @@ def _parser(name: str) -> CommandParser:
     )
     text = "train with this config first, such as push_cube/bc, and start from its last policy"
     parser.add_argument("--first", type=expanded, metavar="FILE|NAME", help=text)
-    parser.add_argument("--run", type=a_path, metavar="DIR", help="the run's folder (default: a new one)")
+    parser.add_argument("--run", type=a_folder, metavar="DIR", help="the run's folder (default: a new one)")
     parser.add_argument(
         "--stopped-exit-code",
         type=int,

@@ -40,7 +40,7 @@ from ejax.config.run_config import bind
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.command_line import CommandParser
-from ejax.schema.plain_files import a_path, expanded
+from ejax.schema.plain_files import a_folder, a_path, a_target, expanded
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.store.run_dir import RunDirectory, create_run_directory, open_policy_run
@@ -157,7 +157,7 @@ def _parser() -> CommandParser:
     commands = parser.add_subparsers(dest="command", required=True)
     to_pt = commands.add_parser("to-pt", help="convert a run of ejax to EmbodiChain's .pt file")
     to_pt.add_argument("run", type=a_path, metavar="RUN", help="the run's folder")
-    to_pt.add_argument("--out", type=a_path, required=True, metavar="FILE.pt")
+    to_pt.add_argument("--out", type=a_target, required=True, metavar="FILE.pt")
     to_pt.add_argument("--member", type=int, metavar="I", help="of a population (default: the best)")
     to_pt.add_argument("--checkpoint", type=expanded, default="latest", metavar="latest|best|PATH")
     to_pt.add_argument("--layout", default="0.3", choices=("0.3", "head", "seed"), help="version of EmbodiChain")
@@ -167,7 +167,7 @@ def _parser() -> CommandParser:
     from_pt.add_argument(
         "--config", type=a_path, required=True, metavar="FILE", help="the training config, JSON or YAML"
     )
-    from_pt.add_argument("--run", type=a_path, required=True, metavar="DIR", help="folder of the new run")
+    from_pt.add_argument("--run", type=a_folder, required=True, metavar="DIR", help="folder of the new run")
     from_pt.add_argument("--policy-only", action="store_true", help="use only the parameters, in a new training")
     for command in (to_pt, from_pt):
         add_trust_option(command)

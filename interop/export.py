@@ -41,7 +41,7 @@ from ejax.policies.normalize import acting_statistics
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.command_line import CommandParser
-from ejax.schema.plain_files import a_path, to_json
+from ejax.schema.plain_files import a_folder, a_path, to_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options
 from ejax.schema.writing import make_folder, move, replace_file, sync
@@ -378,7 +378,7 @@ def _parser() -> CommandParser:
     parser = CommandParser("ejax export", description="Export a trained policy, and verify it.")
     parser.add_argument("run", type=a_path, metavar="RUN", help="folder of a run, or a shipped policy")
     add_policy_options(parser)
-    parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="folder to create")
+    parser.add_argument("--to", type=a_folder, required=True, metavar="DIR", help="folder to create")
     formats = f"any of {','.join(FORMATS)}; default: all possible ones; or {LEROBOT}"
     parser.add_argument("--formats", metavar="A,B", help=formats)
     parser.add_argument(

@@ -46,6 +46,8 @@ def test_what_cannot_be_honoured_is_refused(env: Any, options: dict[str, Any], t
 def test_a_policy_that_has_learned_nothing_does_not_act() -> None:
     model = ejax.PPO("actor_critic", PointMassRL(), **SMALL)
     refused(model.act, np.zeros(14, np.float32), match="nothing has been learned yet")
+    for steps in ("64", None, True, [64]):
+        refused(model.learn, steps, match="total_timesteps: got .*; must be a whole number of environment steps")
 
 
 @pytest.mark.slow

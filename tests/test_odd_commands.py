@@ -80,6 +80,36 @@ def test_an_option_given_twice_is_refused(command: str, words: list[str], capsys
     assert "given twice; pass it once" in refused(capsys, command, *words)
 
 
+@cases(
+    "command words",
+    ("evaluate", ["run", "--video", "FILE/a.mp4"]),
+    ("evaluate", ["run", "--json", "FILE/b/a.json"]),
+    ("play", ["run", "--video", "FILE/a.mp4"]),
+    ("report", ["run", "--to", "FILE/a.html"]),
+    ("export", ["run", "--to", "FILE"]),
+    ("train", ["--config", "push_cube/ppo", "--run", "FILE"]),
+    ("record", ["--task", "PushCube", "--episodes", "1", "--to", "FILE/b"]),
+    ("configs", ["copy", "push_cube/ppo", "FILE/a.yaml"]),
+    ("embodichain", ["to-pt", "run", "--out", "FILE/a.pt"]),
+)
+def test_what_would_be_written_below_a_file_is_refused_by_option(
+    command: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "file").write_text("")
+    told = refused(capsys, command, *(word.replace("FILE", str(file)) for word in words))
+    option = words[-2] if words[-2].startswith("-") else "to"
+    assert f"argument {option}: {file} is a file, where a folder must be; name another place" in told
+
+
+@pytest.mark.parametrize("name", ["", "below"])
+def test_an_output_dir_that_is_a_file_is_refused_by_its_key(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config := tmp_path / "tiny.json").write_text(json.dumps(tiny(config / name)))
+    told = refused(capsys, "train", "--config", str(config))
+    assert "trainer.output_dir: got" in told and "name another folder" in told
+
+
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 @pytest.mark.parametrize("command", ["evaluate", "play", "report", "replay", "train"])
 def test_a_name_that_no_folder_has_is_refused(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:

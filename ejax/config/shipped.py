@@ -8,7 +8,7 @@ from ejax.config.files import MAX_BYTES, is_file
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.command_line import CommandParser
 from ejax.schema.messages import did_you_mean
-from ejax.schema.plain_files import a_path, expanded, read_json, read_text
+from ejax.schema.plain_files import a_target, expanded, read_json, read_text
 from ejax.schema.problems import ConfigError
 from ejax.schema.writing import new_file
 
@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = CommandParser("ejax configs", description="List the configs that come with ejax, or copy one.")
     copy = parser.add_subparsers(dest="command").add_parser("copy", help="copy a config, to edit it")
     copy.add_argument("name")
-    copy.add_argument("to", nargs="?", type=a_path, help="a file or a folder (default: here)")
+    copy.add_argument("to", nargs="?", type=a_target, help="a file or a folder (default: here)")
     args = parser.parse_args(argv)
     if args.command == "copy":
         try:

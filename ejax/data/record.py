@@ -27,7 +27,7 @@ from ejax.data.task import DemonstrationTask, Episode, TimedTask, attempts, flat
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.command_line import CommandParser
 from ejax.schema.messages import noting
-from ejax.schema.plain_files import a_path, expanded
+from ejax.schema.plain_files import a_folder, expanded
 from ejax.schema.trust import add_trust_option, import_trusted, trust, trust_strings, trust_words
 
 _DEFAULT_FPS = 30
@@ -165,7 +165,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--task-cfg", type=_mapping, default={}, metavar="JSON", help="arguments of --task")
     parser.add_argument("--action-config", type=_mapping, default={}, metavar="JSON", help="arguments for --gym-config")
     parser.add_argument("--episodes", type=int, required=True, metavar="N", help="number of episodes to record")
-    parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="the LeRobot v3.0 data set")
+    parser.add_argument("--to", type=a_folder, required=True, metavar="DIR", help="the LeRobot v3.0 data set")
     parser.add_argument("--append", action="store_true", help="append to the episodes in DIR")
     parser.add_argument("--seed", type=int, default=0, help="seed of the attempts (default: 0)")
     parser.add_argument("--fps", type=int, help="frames/s (default: the task's rate, or 30)")

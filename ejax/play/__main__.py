@@ -9,7 +9,7 @@ import argparse
 from typing import Any
 
 from ejax.schema.command_line import CommandParser
-from ejax.schema.plain_files import a_path
+from ejax.schema.plain_files import a_path, a_target
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
 
@@ -61,8 +61,8 @@ def _parser() -> CommandParser:
     text = "folder of a run (without the time in its name: the newest), or a shipped policy, such as push_cube"
     parser.add_argument("run", type=a_path, metavar="RUN", help=text)
     parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="as in ejax evaluate")
-    parser.add_argument("--video", type=a_path, metavar="FILE", help="write a video, e.g. walk.mp4")
-    parser.add_argument("--web", type=a_path, metavar="FILE", help="write a page for a browser, e.g. walk.html")
+    parser.add_argument("--video", type=a_target, metavar="FILE", help="write a video, e.g. walk.mp4")
+    parser.add_argument("--web", type=a_target, metavar="FILE", help="write a page for a browser, e.g. walk.html")
     parser.add_argument("--wasm", type=a_path, metavar="FOLDER", help="with npm's @mujoco/mujoco, for --web")
     add_policy_options(parser)
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")

@@ -11,7 +11,7 @@ from rich.table import Table
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.command_line import CommandParser
 from ejax.schema.messages import explain
-from ejax.schema.plain_files import a_path, expanded, to_json
+from ejax.schema.plain_files import a_path, a_target, expanded, to_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.writing import by_product, replace_file
 
@@ -99,7 +99,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--target", type=expanded, default="h100", metavar=cards, help=f"{text} (default: %(default)s)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs per host, which share the environments")
     parser.add_argument("--hosts", type=int, default=1, metavar="N")
-    parser.add_argument("--json", type=a_path, metavar="FILE", help="also write all results")
+    parser.add_argument("--json", type=a_target, metavar="FILE", help="also write all results")
     add_trust_option(parser)
     return parser
 

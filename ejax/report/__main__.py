@@ -3,7 +3,7 @@
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 from ejax.schema.command_line import CommandParser
 from ejax.schema.messages import explain
-from ejax.schema.plain_files import a_path
+from ejax.schema.plain_files import a_path, a_target
 from ejax.schema.writing import replace_file
 
 if __name__ == "__main__":
@@ -69,7 +69,7 @@ def _parser() -> CommandParser:
     parser = CommandParser("ejax report", description=about)
     text = "folder of a run or of a population (all members); without the time in its name: the newest"
     parser.add_argument("run", type=a_path, nargs="+", metavar="RUN", help=text)
-    parser.add_argument("--to", type=a_path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
+    parser.add_argument("--to", type=a_target, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
     text = "also show parity.json of these exports; those in a run's folder are always shown"
     several: dict[str, Any] = {"type": a_path, "nargs": "+", "action": "extend", "default": []}
     parser.add_argument("--parity", **several, metavar="EXPORT", help=text)

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterable
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, cast
@@ -162,6 +163,22 @@ def expanded(path: str) -> str:
 def a_path(text: str) -> Path:
     """Read a path of a command line, for argparse: a shell leaves the ``~`` of ``--to=~/file``, and what is quoted."""
     return Path(expanded(text))
+
+
+def a_folder(text: str) -> Path:
+    """Read the path of a folder to write into, as ``a_path``; argparse shows what is a file there, or above it."""
+    return _in_folders(path := a_path(text), (path, *path.parents))
+
+
+def a_target(text: str) -> Path:
+    """Read the path of a file to write, as ``a_path``; argparse shows what is a file above it."""
+    return _in_folders(path := a_path(text), path.parents)
+
+
+def _in_folders(path: Path, folders: Iterable[Path]) -> Path:
+    if file := next(filter(os.path.isfile, folders), None):
+        raise ExpansionError(f"{file} is a file, where a folder must be; name another place")
+    return path
 
 
 def package_folder(name: str) -> Path | None:

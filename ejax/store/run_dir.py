@@ -295,7 +295,11 @@ def create_run_directory(
 def new_run_folder(config: RunConfig) -> Path:
     """Make ``<output_dir>/<exp_name>_<time>``, empty."""
     path = Path(config.trainer.output_dir) / f"{config.trainer.exp_name}_{time.strftime('%Y%m%d_%H%M%S')}"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        text = f"got {path.parent}, which is a file or lies below one; name another folder"
+        raise ConfigError([Problem("trainer.output_dir", text)]) from error
     try:
         path.mkdir()
     except FileExistsError:  # two runs in one second, maybe of two processes
