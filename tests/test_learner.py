@@ -65,6 +65,18 @@ def test_what_is_saved_acts_and_goes_on_as_what_was_kept(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
+def test_a_vector_environment_of_several_rows_is_loaded_for_its_spaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+    vector = gymnasium.make_vec("Pendulum-v1", num_envs=4, vectorization_mode="sync", vector_kwargs=mode)
+    model = ejax.PPO("actor_critic", vector, **SMALL | {"num_envs": 4}).learn(64)
+    action = model.act(np.zeros((3, 3), np.float32))
+    np.testing.assert_array_equal(ejax.PPO.load(model.save("kept")).act(np.zeros((3, 3), np.float32)), action)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["Stable-Baselines3", "ejax"])
 def test_each_column_of_the_page_runs(column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if column == "Stable-Baselines3":

@@ -147,7 +147,7 @@ def load(run: Path | str, *, checkpoint: str | None = None, member: int | None =
     """
     opened = opened_policy(Path(run), member=member, checkpoint=checkpoint, device=device, command="ejax.load")
     with opened as (directory, config, path):
-        # made only for its spaces, and so of one row
-        env = build_env(config, phase="eval", num_envs=1, quarantine=directory.results / "quarantine" / "eval")
+        quarantine = directory.results / "quarantine" / "eval"
+        env = build_env(config, phase="eval", num_envs=1, quarantine=quarantine, for_spaces=True)
         policy, params = restore_policy(config, env, path)
     return Actor(config, env, policy, params, checkpoint=path)

@@ -50,11 +50,17 @@ class UserObjects:
 
 
 def build_env(
-    config: RunConfig, *, phase: Phase = "train", num_envs: int | None = None, quarantine: Path = Path("quarantine")
+    config: RunConfig,
+    *,
+    phase: Phase = "train",
+    num_envs: int | None = None,
+    quarantine: Path = Path("quarantine"),
+    for_spaces: bool = False,
 ) -> Env | HostEnv:
     """Make the environment that ``config.env`` names, with the phase's ``trainer.events``.
 
     ``num_envs`` are rows of a host environment; None: ``trainer.num_envs``. What breaks one goes into ``quarantine``.
+    ``for_spaces``: it is not stepped, and may have another number of rows.
 
     Raises:
         ConfigError: its constructor refuses the arguments, or its physics engine is not installed.
@@ -77,7 +83,7 @@ def build_env(
         raise ConfigError([Problem("env.cfg", f"{config.env.id} refuses it: {explain(error)}")]) from error
     if not isinstance(env, HostEnv):
         return for_evaluation(env) if phase == "eval" else env
-    if env.num_envs != num_rows:  # a user's task may have ignored it
+    if env.num_envs != num_rows and not for_spaces:  # a user's task may have ignored it
         call_env(config.env.id, "close", env.close)
         text = f"{config.env.id} has {env.num_envs} environments instead of {num_rows}; let it take num_envs"
         raise ConfigError([Problem("env.id", text)])
