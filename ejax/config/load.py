@@ -116,7 +116,6 @@ def parse_policy(block: Mapping[str, Any]) -> PolicyConfig:
 
 def apply_overrides(draft: Draft) -> None:
     """Put the values of the command line in the place of the file's."""
-    given: dict[str, str] = {}
     for text in draft.overrides:
         written, equals, value = text.partition("=")
         source = shorten(f"override {text!r}", MAX_VALUE_CHARS)
@@ -127,10 +126,6 @@ def apply_overrides(draft: Draft) -> None:
             continue
         trust_words([text])  # who types the name of code knows it
         key = spellings.canonical_key(written)
-        if lost := [other for known, other in given.items() if f"{known}.".startswith(f"{key}.")]:
-            draft.problem(source, f"takes the place of the override {short_repr(lost[0])}; keep one of them")
-            continue
-        given[key] = text
         if key == "trainer.gym_config" and draft.has("env"):  # one environment replaces the other
             draft.pop("env")
             draft.spelled = {known: text for known, text in draft.spelled.items() if "env" not in with_sections(known)}

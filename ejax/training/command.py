@@ -56,8 +56,7 @@ def load(args: argparse.Namespace) -> RunConfig:
             file = open_run_directory(args.run)[0].config_file
         else:
             file, name_of_fork = _config_of(args.fork)
-            if not any("exp_name" in word.partition("=")[0] for word in args.overrides):
-                args.overrides.append(f"trainer.exp_name={json.dumps(name_of_fork)}")
+            args.overrides.insert(0, f"trainer.exp_name={json.dumps(name_of_fork)}")  # another one wins
     if args.distributed is not None:
         # as an override, so that the config says what was run
         args.overrides.append(f"trainer.distributed={str(args.distributed).lower()}")
