@@ -102,9 +102,8 @@ def action_problems(
         made: Any = make(**cfg, **({"num_envs": 1} if _takes(make, "num_envs") else {}))
         env = wrap(made, env_config.layers)
         action_space = getattr(env, "single_action_space", None) or env.action_space  # of a vector's row
-        observation_space = (
-            env.observation_space if observed else gymnasium.spaces.Box(-1.0, 1.0)
-        )  # of some it takes long
+        anything = gymnasium.spaces.Box(-1.0, 1.0)
+        observation_space = env.observation_space if observed else anything  # of some it takes long
         getattr(env, "close", lambda: None)()
     except Exception as error:  # of any kind: it is the environment's own code
         return [Problem("env", f"cannot be built: {explain(error, typed=True)}")]

@@ -88,11 +88,11 @@ def read_field(fields: Fields, path: str, key: str, remedy: str = "") -> Any:
         raise ConfigError([Problem(key, text + remedy)]) from None
 
 
-def check_bounds(action: Any, space: Any, key: str) -> None:
-    """Raise ConfigError for actions [..., A] beyond a Box, or K of them together, by more than 0.1 % of its range."""
+def check_bounds(action: Any, space: Any, key: str, slack: float = 1e-3) -> None:
+    """Raise ConfigError for actions [..., A] beyond a Box, or K of them together, by more than ``slack`` ranges."""
     low, high = (np.ravel(bound)[: action.shape[-1]] for bound in (space.low, space.high))
-    slack = 1e-3 * (high - low)
-    if ((action < low - slack) | (action > high + slack)).any():
+    beyond = slack * (high - low)
+    if ((action < low - beyond) | (action > high + beyond)).any():
         text = f"the demonstrated actions are of {action.min():.4g} to {action.max():.4g}, beyond the bounds of the"
         text = f"{text} environment's, {low.min():.4g} to {high.max():.4g}; record them in its units"
         raise ConfigError([Problem(key, text)])
@@ -116,7 +116,8 @@ def policy_numbers(space: Any, action_chunk: int, actions: Any, valid: Any = Tru
             remedy = f"which are {action_chunk} actions (env.cfg.action_chunk)"
             raise ConfigError([Problem("data.action_field", f"{text}, {remedy}")])
         if actions.dtype.kind in "fiu":
-            check_bounds(actions[valid], space, "data.action_field")
+            # other units, not what a policy without bounds had recorded before it was clipped
+            check_bounds(actions[valid], space, "data.action_field", slack=1.0)
         return actions.astype("float32") if actions.dtype.kind in "fiu" else actions
     counts = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
     if actions.shape[2:] != counts.shape:

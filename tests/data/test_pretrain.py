@@ -388,7 +388,7 @@ def test_a_worker_that_is_ended_with_the_run_is_no_error_and_one_that_ends_by_it
     (engine(task_cfg={"misshapen": True}), "data.obs_field", "'obs' is [13], the environment's observation [14]"),
     ({"obs_field": "observation"}, "data.obs_field", "no field 'observation'; there is obs, actions"),
     ({"action_field": "obs"}, "data.action_field", "the demonstrated actions are [14], but"),
-    (engine(task_cfg={"scale": 3.0}), "data.action_field", "beyond the bounds of the environment's, -1 to 1"),
+    (engine(task_cfg={"scale": 30.0}), "data.action_field", "beyond the bounds of the environment's, -1 to 1"),
 )
 def test_fields_that_do_not_fit_the_environment_are_named(data: dict, key: str, text: str, tmp_path: Path) -> None:
     error = refused(lambda: train(parse_config(tree({**ENGINE, **data})), run_dir=tmp_path / "run"))
