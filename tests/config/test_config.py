@@ -415,7 +415,8 @@ def test_an_output_folder_that_cannot_be_made_is_refused_without_a_traceback(
     (tmp_path / "file").write_text("")
     config = ROOT / "configs" / "point_mass" / "ppo.yaml"
     assert main(["--config", str(config), f"trainer.output_dir={tmp_path / 'file' / 'outputs'}"]) == 2
-    assert f"Not a directory: '{tmp_path / 'file' / 'outputs'}" in capsys.readouterr().err
+    text = f"trainer.output_dir: got {tmp_path / 'file' / 'outputs'}, which is a file or lies below one"
+    assert text in capsys.readouterr().err
 
 
 def test_a_command_without_a_config_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:

@@ -260,8 +260,9 @@ def test_a_folder_with_files_is_not_overwritten(run: Path, tmp_path: Path, capsy
     (tmp_path / "link").symlink_to("none")
     assert main([str(run), "--to", str(tmp_path / "link"), "--formats", "stablehlo"]) == 2
     assert "is a link" in capsys.readouterr().err
-    assert main([str(run), "--to", str(tmp_path / "mine" / "out"), "--formats", "stablehlo"]) == 2
-    assert "Not a directory" in capsys.readouterr().err and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(SystemExit):
+        main([str(run), "--to", str(tmp_path / "mine" / "out"), "--formats", "stablehlo"])
+    assert "mine is a file, where a folder must be" in capsys.readouterr().err and len(list(tmp_path.iterdir())) == 2
 
 
 @needs_onnx
