@@ -66,7 +66,7 @@ def answering(env: gymnasium.Env[Any, Any], row: int) -> gymnasium.Env[Any, Any]
 
 
 def _part_check(space: Any) -> Callable[[Any], bool]:
-    """Make a test, of 0.3 µs, whether an observation has the parts of a Dict or Tuple, in plain types."""
+    """Make a test, of 0.3 µs, whether an observation has the parts of a Dict or Tuple, and is a plain dict or tuple."""
     is_dict, parts = isinstance(space, gymnasium.spaces.Dict), space.spaces
     number: int = len(parts)
     names: Any = parts.keys() if is_dict else ()
@@ -91,8 +91,8 @@ def check_answer(name: str, given: Any, size: int = 5) -> Any:
 
 
 def _facts(name: str, info: Any) -> dict[str, Any]:
-    """Return an ``info``, None being nothing, with the numbers in ``rewards`` and ``metrics`` as floats: a vector gives
-    all rows the type of the first, and cuts 0.5 to 0 after a 1. ValueError: it is not a dict."""
+    """Return an ``info``, {} for None, with the numbers in ``rewards`` and ``metrics`` as floats: a vector gives all
+    rows the type of the first, and cuts 0.5 to 0 after a 1. ValueError: it is not a dict."""
     if not isinstance(info, Mapping | None):
         raise ValueError(f"the info of {name} is a {type(info).__name__}; must be a dict, {{}} for nothing")
     facts = dict(info or {})
