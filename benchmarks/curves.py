@@ -31,6 +31,7 @@ def main() -> None:
 def draw(args: argparse.Namespace) -> None:
     figure, (axis,) = panels([args.title or args.label])
     colors: dict[str, str] = {}
+    note = "points: evaluations"
     for name, _, run in (text.partition("=") for text in args.runs):
         new = name not in colors
         style: dict[str, Any] = {"color": colors.setdefault(name, COLOURS[len(colors) % len(COLOURS)])}
@@ -40,15 +41,14 @@ def draw(args: argparse.Namespace) -> None:
         axis.plot(x, y, "o-" if not steps else "o", markersize=4, **style)
         if steps:
             axis.plot(steps, _smooth(values), color=style["color"])
+            note = "points: evaluations; lines: mean of nine logs of training"
     if args.level:
         name, _, level = args.level.partition("=")
         axis.axhline(float(level), color="0.5", linestyle="--", linewidth=1)
         axis.text(axis.get_xlim()[1], float(level), name, color="0.4", ha="right", va="bottom")
     axis.set_ylim(0, args.top)
     x = "seconds since the start" if args.seconds else "million environment steps"
-    finish(
-        figure, [axis], args.out, x=x, y=args.label, note="points: evaluations; lines: mean of nine logs of training"
-    )
+    finish(figure, [axis], args.out, x=x, y=args.label, note=note)
 
 
 def _series(run: Path, tag: str, seconds: bool) -> tuple[list[float], list[float]]:
