@@ -102,6 +102,8 @@ class GymnasiumVector:
         )
 
     def _reported(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        if self._names == ():
+            return {}
         found: dict[tuple[str, Any], Any] = {}
         for source, group in product((info, info.get("final_info")), ("rewards", "metrics")):
             part: Any = source.get(group) if isinstance(source, Mapping) else None
