@@ -96,9 +96,9 @@ def test_what_would_be_written_below_a_file_is_refused_by_option(
     command: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (file := tmp_path / "file").write_text("")
-    told = refused(capsys, command, *(word.replace("FILE", str(file)) for word in words))
+    message = refused(capsys, command, *(word.replace("FILE", str(file)) for word in words))
     option = words[-2] if words[-2].startswith("-") else "to"
-    assert f"argument {option}: {file} is a file, where a folder must be; name another place" in told
+    assert f"argument {option}: {file} is a file, where a folder must be; name another place" in message
 
 
 @pytest.mark.parametrize("name", ["", "below"])
@@ -106,8 +106,8 @@ def test_an_output_dir_that_is_a_file_is_refused_by_its_key(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (config := tmp_path / "tiny.json").write_text(json.dumps(tiny(config / name)))
-    told = refused(capsys, "train", "--config", str(config))
-    assert "trainer.output_dir: got" in told and "name another folder" in told
+    message = refused(capsys, "train", "--config", str(config))
+    assert "trainer.output_dir: got" in message and "name another folder" in message
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])

@@ -55,7 +55,7 @@ class UniformChunkSampler(_Seeded):
     """Lengths drawn uniformly from the integers of [low, high]; ValueError for low < 1 or high < low."""
 
     def __init__(self, low: int, high: int, *, seed: int = 0) -> None:
-        check_count("low", low)  # here None is no bound that may be left out
+        check_count("low", low)  # neither may be None, as GMMChunkSampler's may
         check_count("high", high)
         super().__init__(low, high, seed)
         self.low, self.high = int(low), int(high)

@@ -312,6 +312,6 @@ def test_a_run_resumes_to_the_same_bits_with_model_and_replay(tmp_path: Path, wh
     kernel = lambda state: state.own.dynamics.train.params["params"]["dynamics"]["linear_0"]["kernel"]  # noqa: E731
     assert not np.array_equal(kernel(start), kernel(expected))
     names = {"model/error_1", "model/error_3", "model/horizon", "train/objective", "train/model_dynamics_loss"}
-    judged = where == "device" and not overrides  # the task takes one vector, of its own steps in JAX
+    judged = where == "device" and not overrides  # a task judges single vectors, and only in JAX
     names |= {"model/gradient_cosine", "model/gradient_ratio"} if judged else {"train/model_reward_loss"}
     assert names <= whole.last_train_metrics.keys()

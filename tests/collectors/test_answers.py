@@ -141,7 +141,7 @@ def test_a_vector_that_gives_other_parts_is_refused(given: Any, key: str, word: 
     refused(env.step, STILL[:1], key=key, word=word)
 
 
-class Tells(Says):
+class Reports(Says):
     """Gives the ``info`` that it is made with for each step, and ends with its second."""
 
     def step(self, action: Any) -> tuple[Any, ...]:
@@ -153,7 +153,7 @@ class Tells(Says):
 def test_rewards_and_metrics_are_the_numbers_that_the_first_step_has(mode: AutoresetMode) -> None:
     def made(x: float) -> Any:
         first = {"rewards": {"x": x, "text": "a"}, "metrics": {"m": 2, "vector": np.zeros(2), "ragged": [1, [2]]}}
-        return answering(Tells({"1": first, "2": {"rewards": {"x": np.float64(3 * x), "late": 1.0}}}), 0)
+        return answering(Reports({"1": first, "2": {"rewards": {"x": np.float64(3 * x), "late": 1.0}}}), 0)
 
     env = GymnasiumVector(SyncVectorEnv([partial(made, 1), partial(made, 0.5)], autoreset_mode=mode))
     env.reset(SEED)

@@ -118,8 +118,8 @@ def check_flags_and_reward(reward: Any, terminated: Any, truncated: Any, num_env
 
 
 def check_info(info: Any, num_envs: int, before: Any) -> Any:
-    """Return the form of an ``info``. ValueError: it is no dict of arrays of numbers [N, ...], or of another form than
-    ``before``, that of the last step (None: there was none)."""
+    """Return the structure of an ``info``. ValueError: it is not a dict of numeric arrays [N, ...], or differs from
+    ``before``, the structure at the last step (None: this is the first)."""
     form = jax.tree.structure(info)
     if before is not None and form == before:
         return form  # the rest costs 20 µs
