@@ -231,8 +231,8 @@ def make_optimizer(config: OptimizerConfig) -> Elementwise:
 def make_actor_critic_optimizer(actor: OptimizerConfig, critic: OptimizerConfig) -> optax.GradientTransformation:
     """Join two optimizers that are stepped apart: one of the network ``critic``, one of all the others. The state is
     ``{"actor": …, "critic": …}``; ``update`` takes the gradients of either or both, and leaves the other's state."""
-    if actor.ema_decay is not None or critic.ema_decay is not None:
-        raise ValueError("ema_decay is for algorithms with one optimizer, such as bc, ppo and grpo; leave it out")
+    if critic.ema_decay is not None:
+        raise ValueError("critic_optimizer has ema_decay, but only what acts is averaged; give it to optimizer")
     # optax.partition steps all parts at once: the critic's epochs would move the actor's moments
     optimizers = {"actor": make_optimizer(actor), "critic": make_optimizer(critic)}
 

@@ -29,7 +29,7 @@ from ejax.optim import (
     scheduled_learning_rate,
     set_learning_rate,
 )
-from ejax.types import make_train_state
+from ejax.types import make_train_state, with_networks
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "torch_optim.npz")
 NAMES = ("weight", "bias")
@@ -52,8 +52,24 @@ def test_weights_are_averaged_from_the_first_step_on() -> None:
         average = decay * average + (1.0 - decay) * w
         np.testing.assert_allclose(state.params["params"]["w"], w)
         np.testing.assert_allclose(acting_params(state)["params"]["w"], average, rtol=1e-6)
-    with pytest.raises(ValueError, match="ema_decay is for algorithms with one optimizer"):
-        make_actor_critic_optimizer(OptimizerConfig(ema_decay=0.9), OptimizerConfig())
+
+
+def test_of_two_optimizers_only_the_actors_weights_are_averaged() -> None:
+    optimizer = make_actor_critic_optimizer(
+        OptimizerConfig(name="sgd", learning_rate=1.0, ema_decay=0.2), OptimizerConfig(name="sgd", learning_rate=1.0)
+    )
+    networks = {"actor": jnp.zeros(2), "critic": jnp.zeros(2)}
+    state = make_train_state({"params": networks}, optimizer)
+    for name in ("actor", "critic", "actor"):
+        share = replace(state, params={"params": {name: state.params["params"][name]}})
+        finite = jnp.asarray(True)
+        stepped, _ = apply_gradient(share, {name: jnp.ones(2)}, optimizer=optimizer, finite=finite, skip=True)
+        state = replace(stepped, params=with_networks(state.params, stepped.params["params"]))
+    acting = acting_params(state)["params"]
+    np.testing.assert_allclose(acting["actor"], 0.1 * -1.0 + 0.9 * -2.0, rtol=1e-6)  # decay 0, then 1/10
+    np.testing.assert_array_equal(acting["critic"], state.params["params"]["critic"])
+    with pytest.raises(ValueError, match="critic_optimizer has ema_decay, but only what acts is averaged"):
+        make_actor_critic_optimizer(OptimizerConfig(), OptimizerConfig(ema_decay=0.9))
 
 
 def test_clipping_divides_by_the_norm_and_a_millionth() -> None:

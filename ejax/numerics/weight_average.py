@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ejax.types import Array, Params, PyTree, TrainState
+from ejax.types import Array, Params, PyTree, TrainState, with_networks
 
 
 class WeightAverage(NamedTuple):
@@ -47,4 +47,5 @@ def acting_params(train: TrainState) -> Params:
     def choose(average: Array, own: Array) -> Array:
         return jnp.where(begun.reshape(begun.shape + (1,) * (own.ndim - begun.ndim)), average, own)
 
-    return {**train.params, "params": jax.tree.map(choose, link.average, train.params["params"])}
+    own = {name: train.params["params"][name] for name in link.average}  # not a critic with an optimizer apart
+    return with_networks(train.params, jax.tree.map(choose, link.average, own))

@@ -33,7 +33,7 @@ from ejax.store.arrays import REPLAY, is_key, load_arrays, read_arrays
 from ejax.store.arrays import CheckpointError as CheckpointError
 from ejax.store.arrays import save_arrays as save_arrays
 from ejax.store.digests import LISTING, DamagedError, ForeignError, check_digests, write_digests
-from ejax.types import PyTree
+from ejax.types import PyTree, with_networks
 
 SCHEMA_VERSION = 2
 _ROWS = {"save": "ejax.store.replay_rows:save_rows", "load": "ejax.store.replay_rows:load_rows"}
@@ -145,8 +145,12 @@ def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
     optimizer with ``ema_decay``); errors as ``load_checkpoint``."""
     verify_checkpoint(path)
     params = load_arrays(path, like, _PARAMS, remedy)
-    average = _average_of(path)
-    return params if average is None else {**params, "params": load_arrays(path, like["params"], average, remedy)}
+    if (average := _average_of(path)) is None:
+        return params
+    names = [name.removeprefix(average) for name in read_arrays(path, None) if name.startswith(average)]
+    averaged = {name.split(".")[0] for name in names}  # not a critic with an optimizer apart
+    networks = {name: network for name, network in like["params"].items() if name in averaged}
+    return with_networks(params, load_arrays(path, networks, average, remedy))
 
 
 def _average_of(path: Path) -> str | None:

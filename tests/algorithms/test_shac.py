@@ -18,11 +18,12 @@ from ejax.config import parse_config
 from ejax.distributions import Normal, action_spec
 from ejax.envs.tasks.planar_reach import PlanarReachRL
 from ejax.evaluation import evaluate
+from ejax.numerics.weight_average import acting_params
 from ejax.optim import OptimizerConfig, make_actor_critic_optimizer
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
 from ejax.rollout import EnvCarry, reset
 from ejax.run import train
-from ejax.store.checkpoint import load_checkpoint
+from ejax.store.checkpoint import load_checkpoint, load_params
 from ejax.training.build import build
 from ejax.types import Array, Env, Key, Timestep, TrainState, make_train_state
 
@@ -356,8 +357,8 @@ RAW: dict[str, Any] = {
 
 
 @pytest.mark.slow
-def test_a_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    config = parse_config(RAW, [f"trainer.output_dir={tmp_path}"])
+def test_a_run_resumes_to_the_same_bits_and_its_average_acts(tmp_path: Path) -> None:
+    config = parse_config(RAW, [f"trainer.output_dir={tmp_path}", "algorithm.cfg.optimizer.ema_decay=0.9"])
     whole = train(config, run_dir=tmp_path / "whole")
     like = build(config).state
     middle = next(path for path in whole.latest_checkpoint_path.parent.iterdir() if path.name.endswith(f"_{3 * 4 * 8}"))
@@ -367,6 +368,10 @@ def test_a_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     actual, _ = load_checkpoint(resumed.latest_checkpoint_path, like)
     start, _ = load_checkpoint(middle, like)
     chex.assert_trees_all_equal(expected, actual)
+    kept = load_params(whole.latest_checkpoint_path, whole.params)
+    chex.assert_trees_all_equal(whole.params, resumed.params, acting_params(expected.train), kept)
+    trained = expected.train.params["params"]
+    assert not np.array_equal(kept["params"]["actor"]["linear_0"]["kernel"], trained["actor"]["linear_0"]["kernel"])
     critic = lambda state: state.train.target["params"]["critic"]["linear_0"]["kernel"]  # noqa: E731
     assert not np.array_equal(critic(start), critic(expected))
     assert {"train/value_loss", "train/objective", "train/critic_learning_rate"} <= whole.last_train_metrics.keys()
