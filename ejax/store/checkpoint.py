@@ -182,7 +182,8 @@ def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta)
     """Check every file of a checkpoint against its digest, and its meta against ``schema``. Returns the meta. Raises
     CheckpointError: it is missing, incomplete, damaged or of another schema."""
     if not (path / LISTING).is_file():
-        what = f"is incomplete (it has no {LISTING} file)" if path.exists() else "does not exist"
+        what = "does not exist; name its folder, RUN/checkpoints/NAME, or for one of RUN: latest, best"
+        what = f"is incomplete (it has no {LISTING} file)" if path.exists() else what
         raise CheckpointError(f"checkpoint {path} {what}")
     try:
         check_digests(path)
