@@ -37,8 +37,8 @@ def gae(
     # δ and the target are formed inside the scan: each array then passes through memory once
     def backward(advantage: Array, step: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         reward_t, value_t, next_value_t, terminated_t, truncated_t = step
-        delta = reward_t + gamma * next_value_t * _unless(terminated_t, reward) - value_t
-        advantage = delta + gamma * gae_lambda * _unless(terminated_t | truncated_t, reward) * advantage
+        delta = reward_t + gamma * _unless(terminated_t, next_value_t) - value_t
+        advantage = delta + gamma * gae_lambda * _unless(terminated_t | truncated_t, advantage)
         return advantage, (advantage, advantage + value_t)
 
     return unrolled_scan(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
@@ -78,9 +78,8 @@ def vtrace(
 
     def backward(excess: Array, step: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         reward_t, value_t, next_value_t, terminated_t, truncated_t, ratio_t = step
-        goes_on = _unless(terminated_t, reward) * _unless(truncated_t, reward)
-        error = reward_t + gamma * next_value_t * _unless(terminated_t, reward) - value_t
-        following = gamma * gae_lambda * goes_on * excess
+        error = reward_t + gamma * _unless(terminated_t, next_value_t) - value_t
+        following = gamma * gae_lambda * _unless(terminated_t | truncated_t, excess)
         advantage = error + following
         excess = jnp.minimum(ratio_t, rho_clip) * error + jnp.minimum(ratio_t, c_clip) * following
         return excess, (advantage, excess + value_t)
@@ -96,7 +95,7 @@ def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
 
     def backward(following: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
         reward_t, done_t = step
-        following = reward_t + gamma * following * _unless(done_t, reward)
+        following = reward_t + gamma * _unless(done_t, following)
         return following, following
 
     return unrolled_scan(backward, jnp.zeros_like(reward[0]), (reward, done), reverse=True)[1]
@@ -137,6 +136,7 @@ def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> 
     count, 0 for padding."""
     weight = jnp.ones_like(x) if weight is None else weight
     count = jnp.maximum(weight.sum(), 1.0)
+    x = jnp.where(weight > 0, x, 0.0)  # padding may be anything
     mean = (x * weight).sum() / count
     centered = (x - mean) * weight
     std = jnp.sqrt(jnp.square(centered).sum() / jnp.maximum(count - 1.0, 1.0))  # unbiased, as torch's
@@ -165,5 +165,6 @@ def _steps(flags: dict[str, Array], **numbers: Array) -> tuple[Array, ...]:
     return *(x.astype(dtype) for x in numbers.values()), *(x.astype(bool) for x in flags.values())
 
 
-def _unless(ended: Array, like: Array) -> Array:
-    return 1 - ended.astype(like.dtype)
+def _unless(ended: Array, number: Array) -> Array:
+    """Return 0 where an episode ended, whatever ``number`` is there: 0 times NaN would be NaN."""
+    return jnp.where(ended, jnp.zeros_like(number), number)

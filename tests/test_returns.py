@@ -11,7 +11,7 @@ from case_tables import cases, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ejax.returns import explained_variance, gae, group_advantages, normalize, vtrace
+from ejax.returns import discounted_returns, explained_variance, gae, group_advantages, normalize, vtrace
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -87,6 +87,20 @@ def test_an_end_cuts_the_value_or_only_the_trace(terminated: bool, truncated: bo
     flags = (np.array([[terminated], [False]]), np.array([[truncated], [False]]))
     advantage, _ = gae(column(1, 3), column(2, 4), column(10, 8), *flags, gamma=0.5, gae_lambda=0.5)
     assert advantage[0, 0] == pytest.approx(expected)
+
+
+def test_what_an_end_cuts_off_may_be_nan() -> None:
+    """A value behind a terminal step, and every number of the steps after an end, such as padding."""
+    column = lambda *x: np.array(x, np.float32)[:, None]  # noqa: E731
+    nan, zeros, ended = np.nan, np.zeros((2, 1), np.float32), np.array([[True], [False]])
+    numbers = column(1, nan), column(2, nan), column(nan, nan)
+    expected = [np.float32(-1.0), np.float32(1.0)]
+    for found in (
+        gae(*numbers, ended, ~ended, gamma=0.5, gae_lambda=0.5),
+        vtrace(*numbers, ended, ~ended, zeros, gamma=0.5, gae_lambda=0.5),
+    ):
+        assert [each[0, 0] for each in found] == expected
+    assert discounted_returns(numbers[0], ended, gamma=0.5)[0, 0] == 1.0
 
 
 def test_the_gradient_of_the_advantage_is_the_discounted_one_of_the_rewards() -> None:
@@ -239,7 +253,9 @@ def test_normalize_leaves_padding_out(jitted_normalize: Callable[..., Any]) -> N
     x = np.array([1.0, 2.0, 6.0, 1e6], np.float32)
     counted = x[:3]
     expected = [*((counted - counted.mean()) / counted.std(ddof=1)), 0.0]
-    np.testing.assert_allclose(jitted_normalize(x, jnp.array([1.0, 1.0, 1.0, 0.0])), expected, rtol=1e-5)
+    for padding in (1e6, np.nan, np.inf):
+        x[3] = padding
+        np.testing.assert_allclose(jitted_normalize(x, jnp.array([1.0, 1.0, 1.0, 0.0])), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("unit", [1e-12, 1e-6, 1.0, 1e6])
