@@ -35,6 +35,7 @@ class Normal(Distribution):
         return self.mean
 
     def log_prob(self, action: Array) -> Array:
+        _check_width(action, self.mean.shape[-1])
         z = (action - self.mean) * jnp.exp(-self.log_std)
         return -0.5 * jnp.sum(jnp.square(z), axis=-1) - jnp.sum(self.log_std + _HALF_LOG_2PI, axis=-1)
 
@@ -71,6 +72,7 @@ class TanhNormal(Distribution):
         return self._squash(self.base.mean)
 
     def log_prob(self, action: Array) -> Array:
+        _check_width(action, self.base.mean.shape[-1])
         # one float32 step inside ±1: atanh(1) is infinite, and samples round to the bound
         unit = jnp.clip((action - self.center) / self.half_width, -1.0 + 1e-6, 1.0 - 1e-6)
         u = jnp.arctanh(unit)
@@ -127,6 +129,7 @@ class MultiCategorical(Distribution):
         return jnp.stack([part.mode() for part in self.parts], axis=-1)
 
     def log_prob(self, action: Array) -> Array:
+        _check_width(action, len(self.parts))
         return sum(
             (part.log_prob(action[..., i]) for i, part in enumerate(self.parts)), start=jnp.zeros(action.shape[:-1])
         )
@@ -136,6 +139,12 @@ class MultiCategorical(Distribution):
 
     def kl(self, other: "MultiCategorical") -> Array:
         return jnp.sum(jnp.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]), axis=0)
+
+
+def _check_width(action: Array, width: int) -> None:
+    """Raise ValueError: an action has not ``width`` numbers. JAX would repeat a lone one, and ignore others."""
+    if action.shape[-1:] != (width,):
+        raise ValueError(f"this policy's actions have {width} numbers in their last axis; got shape {action.shape}")
 
 
 @struct.dataclass

@@ -189,6 +189,22 @@ def test_action_spec_is_hashable() -> None:
 
 
 @cases(
+    "space squash widths",
+    (spaces.Box(-1.0, 1.0, (2,)), False, (1, 3)),
+    (spaces.Box(-1.0, 1.0, (2,)), True, (1, 3)),
+    (spaces.MultiDiscrete([2, 3]), False, (1, 3)),
+)
+def test_an_action_of_another_width_is_refused(space: spaces.Space[Any], squash: bool, widths: tuple[int, ...]) -> None:
+    """Repeated or cut off, it would train."""
+    spec = action_spec(space, squash=squash)
+    log_std = None if isinstance(space, spaces.MultiDiscrete) else jnp.zeros(2)
+    distribution = spec.distribution(jnp.zeros((4, spec.num_outputs)), log_std)
+    for width in widths:
+        action = jnp.zeros((4, width))
+        refused(distribution.log_prob, action, match=rf"have 2 numbers in their last axis; got shape \(4, {width}\)")
+
+
+@cases(
     "space squash text",
     (spaces.Box(-1.0, 1.0, (2, 3)), False, r"\(2, 3\)"),
     (spaces.Box(-np.inf, np.inf, (2,)), True, "finite bounds"),
