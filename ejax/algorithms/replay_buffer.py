@@ -15,6 +15,7 @@ from flax import struct
 from pydantic import PositiveInt
 
 from ejax.algorithms.host_rows import HostRows
+from ejax.numerics.checks import check_rollout
 from ejax.numerics.finite import finite_rows
 from ejax.runtime.sharding import by_device
 from ejax.schema.frozen import MayChange, PathText, StrictModel
@@ -130,7 +131,8 @@ def drop_tails(tree: T) -> T:
 
 
 def add_rollout(replay: Replay, rollout: Rollout, *, gamma: float) -> Replay:
-    """Write the transitions of a rollout with ``next_obs``, leaves [T, N, ...]; ValueError: more than the ring holds.
+    """Write the transitions of a rollout with ``next_obs``, leaves [T, N, ...]. ValueError: more than the ring holds,
+    or arrays of other forms than its rows.
 
     Steps that are not ``valid``, and those with a number that is not finite, are left out and end those before them.
     """
@@ -158,7 +160,24 @@ def add_and_take(
     return replace(ring, rows=host), replace(ring, rows=taken), jnp.arange(drawn.size).reshape(drawn.shape)
 
 
+def _check_forms(replay: Replay, rollout: Rollout) -> None:
+    """Refuse a rollout of other forms than the ring's rows, in which JAX would cut a fraction to an integer."""
+    check_rollout(rollout, judged=())
+    for name in ("obs", "action", "next_obs"):
+        made, kept = getattr(rollout, name), getattr(replay.shapes, name)
+        leaves = zip(jax.tree.leaves(made), jax.tree.leaves(kept), strict=False)
+        fits = (a.shape[2:] == b.shape[2:] and jnp.can_cast(a.dtype, b.dtype, "same_kind") for a, b in leaves)
+        if jax.tree.structure(made) != jax.tree.structure(kept) or not all(fits):
+            made, kept = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape[2:])}", tree) for tree in (made, kept))
+            raise ValueError(f"{name} of a rollout's steps is {made}, but this replay buffer was made for {kept}")
+    num_envs = replay.tail.valid.shape[0] * replay.tail.valid.shape[2]
+    if rollout.reward.shape[1] != num_envs:
+        text = f"this replay buffer was made for {num_envs} environments"
+        raise ValueError(f"a rollout has steps of {rollout.reward.shape[1]} environments, but {text}")
+
+
 def _steps_of(replay: Replay, rollout: Rollout) -> Steps:
+    _check_forms(replay, rollout)
     num_strata, capacity = replay.shapes.discount.shape
     num_steps, num_envs = rollout.reward.shape
     if num_steps * num_envs // num_strata > capacity:

@@ -40,8 +40,9 @@ def check_time_major(who: str, **arrays: Array) -> None:
         raise ValueError(f"{who} at least one step of one environment; got [T, N] = {list(shape)}")
 
 
-def check_rollout(rollout: Rollout) -> None:
-    """Refuse anything but a ``Rollout`` of arrays [T, N, ...], such as rows without their order in time.
+def check_rollout(rollout: Rollout, judged: tuple[str, ...] = ("value", "next_value", "log_prob")) -> None:
+    """Refuse anything but a ``Rollout`` of arrays [T, N, ...], such as rows without their order in time. ``judged``:
+    what the update needs of the policy that acted.
 
     Raises:
         TypeError: not a ``Rollout``.
@@ -51,9 +52,11 @@ def check_rollout(rollout: Rollout) -> None:
         text = "flattened rows have lost their order in time: pass the rollout as it was collected"
         needed = "an update needs an ejax.Rollout with leaves [T, N, ...]"
         raise TypeError(f"{needed}, got a {type(rollout).__name__}; {text}")
-    scalars = ("reward", "value", "next_value", "log_prob", "terminated", "truncated")
+    if missing := [name for name in ("obs", "action") if getattr(rollout, name) is None]:
+        raise ValueError(f"a rollout needs obs and action; got None for {' and '.join(missing)}")
+    scalars = ("reward", *judged, "terminated", "truncated")
     check_time_major("a rollout needs", **{name: getattr(rollout, name) for name in scalars})
-    parts = {name: getattr(rollout, name) for name in ("obs", "action", "dropout_seed", "valid", "memory")}
+    parts = {name: getattr(rollout, name) for name in ("obs", "action", "next_obs", "dropout_seed", "valid", "memory")}
     with value_errors("a rollout needs leaves [T, N, ...]"):
         chex.assert_tree_shape_prefix(parts, rollout.reward.shape)
     with value_errors("a rollout's terminated and truncated, and valid, in this order, are bool"):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import cases, refused
 
 from ejax.algorithms.replay_buffer import ReplayConfig, add_rollout, drop_tails, init_replay, sample_rows, take_rows
 from ejax.types import Rollout
@@ -147,3 +148,23 @@ def test_a_rollout_that_the_ring_cannot_hold_is_refused() -> None:
         ValueError, match=r"rollout of 6 x 4 steps does not fit a ring of 23 rows.*raise replay.capacity"
     ):
         add_rollout(empty(23), make_rollout(0), gamma=GAMMA)
+
+
+@cases(
+    "part made text",
+    ("next_obs", None, r"next_obs of a rollout's steps is None, .* made for float32\[3\]"),
+    ("obs", np.zeros((6, 4, 2), np.float32), r"obs of a rollout's steps is float32\[2\]"),
+    ("action", np.zeros((6, 4, 1), np.float32), r"action .* float32\[1\], .* made for float32\[2\]"),
+    ("action", None, "needs obs and action; got None for action"),
+    ("next_obs", np.zeros((5, 4, 3), np.float32), r"a rollout needs leaves \[T, N, ...\]: Tree leaf 'next_obs'"),
+    ("truncated", np.zeros((6, 1), bool), r"arrays of one shape \[T, N\]"),
+    ("terminated", np.zeros((6, 4), np.float32), "are bool"),
+)
+def test_a_rollout_of_other_forms_than_the_rows_is_refused(part: str, made: Any, text: str) -> None:
+    refused(add_rollout, empty(24), replace(make_rollout(0), **{part: made}), gamma=GAMMA, match=text)
+
+
+def test_numbers_that_the_rows_would_cut_and_other_environments_are_refused() -> None:
+    kept = init_replay(ReplayConfig(capacity=24), jnp.zeros((4, 3), jnp.uint8), jnp.zeros((4, 2)))
+    refused(add_rollout, kept, make_rollout(0), gamma=GAMMA, match=r"obs .* is float32\[3\], .* made for uint8\[3\]")
+    refused(add_rollout, empty(24), make_rollout(0, num_envs=3), gamma=GAMMA, match="of 3 environments, .* for 4")
