@@ -166,5 +166,5 @@ def _steps(flags: dict[str, Array], **numbers: Array) -> tuple[Array, ...]:
 
 
 def _unless(ended: Array, number: Array) -> Array:
-    """Return 0 where an episode ended, whatever ``number`` is there: 0 times NaN would be NaN."""
+    """Return 0 where an episode ended, also where ``number`` is NaN: 0 times NaN would be NaN."""
     return jnp.where(ended, jnp.zeros_like(number), number)
