@@ -33,10 +33,15 @@ PAIRS = {
 _APART = 0.2  # difference that is worth a line: of rates of success, or of the range of returns so far
 _FEW_UPDATES = 20
 _LIMITED = (
-    "the learning rate was at minimum_learning_rate or maximum_learning_rate after {count} of {total} updates. "
-    "Schedule 'adaptive' changes it in every minibatch, and many drive it from limit to limit: use "
-    "algorithm.cfg.schedule=adaptive_per_update, or fewer n_epochs; else widen the limits"
+    "the learning rate was at minimum_learning_rate or maximum_learning_rate after {count} of {total} updates. {cure}"
 )
+_CURES = {
+    "adaptive": "Schedule 'adaptive' changes it in every minibatch, and many drive it from limit to limit: use "
+    "algorithm.cfg.schedule=adaptive_per_update, or fewer n_epochs; else widen the limits",
+    "adaptive_per_update": "Updates then move the policy more or less than algorithm.cfg.desired_kl: widen the limits, "
+    "or change desired_kl or n_epochs",
+}
+"""By ``schedule``."""
 _REMEDY = "lower algorithm.cfg.optimizer.learning_rate, look for rewards and observations that are not finite"
 
 
@@ -66,7 +71,8 @@ class MetricReporter(Callback):
             self._rates = [*self._rates, shown["train/rate_at_limit"]][-_FEW_UPDATES:]
             self._limited = sum(self._rates) > _FEW_UPDATES / 2
             if self._limited:
-                self._writer.alarm(_LIMITED.format(count=int(sum(self._rates)), total=len(self._rates)))
+                cure = _CURES[run.config.algorithm.cfg.schedule]
+                self._writer.alarm(_LIMITED.format(count=int(sum(self._rates)), total=len(self._rates), cure=cure))
         self.train_history.append({"global_step": run.step, **shown})
 
     def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:

@@ -137,13 +137,14 @@ class AlarmLog:
         pass
 
 
-def reported(*updates: dict[str, float]) -> list[str]:
+def reported(*updates: dict[str, float], schedule: str = "fixed") -> list[str]:
     """Return the alarms of a run with these metrics, each of an evaluation or else of an update."""
     log, progress = AlarmLog(), SimpleNamespace(best=None)
     reporter = MetricReporter(log, progress, Stopwatch(), jax.devices()[0], None)  # type: ignore[arg-type]
     for i, metrics in enumerate(updates):
         cadence = SimpleNamespace(logs=lambda update: True)
         run: Any = SimpleNamespace(update=i, step=100 * i, steps_per_s=1.0, cadence=cadence, extra={})
+        run.config = SimpleNamespace(algorithm=SimpleNamespace(cfg=SimpleNamespace(schedule=schedule)))
         evaluated = any(tag.startswith("eval/") for tag in metrics)
         (reporter.on_evaluation if evaluated else reporter.on_update)(run, metrics)
     return log.alarms
@@ -167,7 +168,15 @@ def test_a_return_that_exploration_costs_is_told_where_two_evaluations_say_so() 
     assert not reported(sampled, first, later, sampled | {"charts/episode_reward_avg_100": 9.0}, later, later)
 
 
-@pytest.mark.parametrize(("limited", "count"), [(10, 0), (11, 1)])
-def test_a_learning_rate_that_is_mostly_at_a_limit_is_told_once(limited: int, count: int) -> None:
-    alarms = reported(*({"train/rate_at_limit": float(i % 20 < limited)} for i in range(60)))
-    assert [text.partition(" updates")[0].rpartition("after ")[2] for text in alarms] == ["11 of 11"] * count
+@cases(
+    "limited schedule advice",
+    (10, "adaptive", ()),
+    (11, "adaptive", ("use algorithm.cfg.schedule=adaptive_per_update",)),
+    (11, "adaptive_per_update", ("or change desired_kl or n_epochs",)),
+)
+def test_a_learning_rate_that_is_mostly_at_a_limit_is_told_once(
+    limited: int, schedule: str, advice: tuple[str, ...]
+) -> None:
+    alarms = reported(*({"train/rate_at_limit": float(i % 20 < limited)} for i in range(60)), schedule=schedule)
+    for text, cure in zip(alarms, advice, strict=True):
+        assert "after 11 of 11 updates" in text and cure in text
