@@ -73,7 +73,23 @@ def test_a_vector_environment_of_several_rows_is_loaded_for_its_spaces(
     vector = gymnasium.make_vec("Pendulum-v1", num_envs=4, vectorization_mode="sync", vector_kwargs=mode)
     model = ejax.PPO("actor_critic", vector, **SMALL | {"num_envs": 4}).learn(64)
     action = model.act(np.zeros((3, 3), np.float32))
-    np.testing.assert_array_equal(ejax.PPO.load(model.save("kept")).act(np.zeros((3, 3), np.float32)), action)
+    loaded = ejax.PPO.load(model.save("kept"))
+    np.testing.assert_array_equal(loaded.act(np.zeros((3, 3), np.float32)), action)
+    assert loaded.learn(64).result.finished  # in one made by its id
+
+
+@cases(
+    "options id cfg",
+    ({}, "gymnasium:Pendulum-v1", {}),
+    ({"g": 9.0, "max_episode_steps": 50}, "gymnasium:Pendulum-v1", {"g": 9.0, "max_episode_steps": 50}),
+    ({"wrappers": [gymnasium.wrappers.ClipAction], "vectorization_mode": "sync"}, "SyncVectorEnv", {}),
+    ({"g": object(), "vectorization_mode": "sync"}, "SyncVectorEnv", {}),
+)
+def test_a_vector_environment_is_named_where_other_processes_can_make_it(
+    options: dict[str, Any], id: str, cfg: dict[str, Any]
+) -> None:
+    made = ejax.PPO("actor_critic", gymnasium.make_vec("Pendulum-v1", num_envs=2, **options), batch_size=4)
+    assert (made.config.env.id, dict(made.config.env.cfg)) == (id, cfg)
 
 
 @pytest.mark.slow

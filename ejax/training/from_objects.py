@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeAlias
 
+from gymnasium.envs import registration
+from gymnasium.vector import VectorEnv
 from pydantic import BaseModel
 
 from ejax.algorithms.record import Algorithm
@@ -135,7 +137,24 @@ def _describe_env(env: Any) -> dict[str, Any]:
         kind = type(env)
         wrappers.insert(0, {_name_of("wrapper", kind, kind.__module__, kind.__qualname__, kind.__name__): cfg})
         env = env.inner
-    return {**_describe("env", env), "wrappers": wrappers}
+    return {**(_registered_in_gymnasium(env) or _describe("env", env)), "wrappers": wrappers}
+
+
+def _registered_in_gymnasium(env: Any) -> dict[str, Any] | None:
+    """Name what ``gymnasium.make_vec`` made, so that other processes can make it too. None: it has wrappers or
+    arguments that no file can name, or was made otherwise."""
+    spec = env.spec if isinstance(env, VectorEnv) and env.unwrapped is env else None
+    if spec is None or spec.id not in registration.registry or spec.additional_wrappers or "wrappers" in spec.kwargs:
+        return None
+    cfg = {
+        name: x for name, x in spec.kwargs.items() if name not in ("num_envs", "vectorization_mode", "vector_kwargs")
+    }
+    if spec.max_episode_steps != registration.registry[spec.id].max_episode_steps:
+        cfg["max_episode_steps"] = spec.max_episode_steps
+    try:
+        return {"id": f"gymnasium:{spec.id}", "cfg": json.loads(json.dumps(cfg, allow_nan=False))}
+    except (TypeError, ValueError):
+        return None
 
 
 def _describe(kind: Kind, made: Any) -> dict[str, Any]:
