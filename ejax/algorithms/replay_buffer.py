@@ -164,10 +164,12 @@ def _check_forms(replay: Replay, rollout: Rollout) -> None:
     """Refuse a rollout of other forms than the ring's rows, in which JAX would cut a fraction to an integer."""
     check_rollout(rollout, judged=())
     for name in ("obs", "action", "next_obs"):
-        made, kept = getattr(rollout, name), getattr(replay.shapes, name)
+        made: Any = getattr(rollout, name)
+        kept: Any = getattr(replay.shapes, name)
+        forms: list[Any] = [jax.tree.structure(made), jax.tree.structure(kept)]
         leaves = zip(jax.tree.leaves(made), jax.tree.leaves(kept), strict=False)
         fits = (a.shape[2:] == b.shape[2:] and jnp.can_cast(a.dtype, b.dtype, "same_kind") for a, b in leaves)
-        if jax.tree.structure(made) != jax.tree.structure(kept) or not all(fits):
+        if forms[0] != forms[1] or not all(fits):
             made, kept = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape[2:])}", tree) for tree in (made, kept))
             raise ValueError(f"{name} of a rollout's steps is {made}, but this replay buffer was made for {kept}")
     num_envs = replay.tail.valid.shape[0] * replay.tail.valid.shape[2]

@@ -5,7 +5,7 @@ import resource
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 
@@ -71,7 +71,8 @@ class MetricReporter(Callback):
             self._rates = [*self._rates, shown["train/rate_at_limit"]][-_FEW_UPDATES:]
             self._limited = sum(self._rates) > _FEW_UPDATES / 2
             if self._limited:
-                cure = _CURES[run.config.algorithm.cfg.schedule]
+                options: Any = run.config.algorithm.cfg
+                cure = _CURES[options.schedule]
                 self._writer.alarm(_LIMITED.format(count=int(sum(self._rates)), total=len(self._rates), cure=cure))
         self.train_history.append({"global_step": run.step, **shown})
 
