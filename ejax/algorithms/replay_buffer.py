@@ -160,26 +160,13 @@ def add_and_take(
     return replace(ring, rows=host), replace(ring, rows=taken), jnp.arange(drawn.size).reshape(drawn.shape)
 
 
-def _check_forms(replay: Replay, rollout: Rollout) -> None:
-    """Refuse a rollout of other forms than the ring's rows, in which JAX would cut a fraction to an integer."""
-    check_rollout(rollout, judged=())
-    for name in ("obs", "action", "next_obs"):
-        made: Any = getattr(rollout, name)
-        kept: Any = getattr(replay.shapes, name)
-        forms: list[Any] = [jax.tree.structure(made), jax.tree.structure(kept)]
-        leaves = zip(jax.tree.leaves(made), jax.tree.leaves(kept), strict=False)
-        fits = (a.shape[2:] == b.shape[2:] and jnp.can_cast(a.dtype, b.dtype, "same_kind") for a, b in leaves)
-        if forms[0] != forms[1] or not all(fits):
-            made, kept = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape[2:])}", tree) for tree in (made, kept))
-            raise ValueError(f"{name} of a rollout's steps is {made}, but this replay buffer was made for {kept}")
-    num_envs = replay.tail.valid.shape[0] * replay.tail.valid.shape[2]
-    if rollout.reward.shape[1] != num_envs:
-        text = f"this replay buffer was made for {num_envs} environments"
-        raise ValueError(f"a rollout has steps of {rollout.reward.shape[1]} environments, but {text}")
-
-
 def _steps_of(replay: Replay, rollout: Rollout) -> Steps:
-    _check_forms(replay, rollout)
+    check_rollout(rollout, judged=())
+    for name in ("obs", "action", "next_obs"):  # JAX would cut a fraction to an integer, and repeat a lone row
+        made = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape[1:])}", getattr(rollout, name))
+        kept = jax.tree.map(lambda x: f"{x.dtype}{[x.shape[0] * x.shape[2], *x.shape[3:]]}", getattr(replay.tail, name))
+        if made != kept:
+            raise ValueError(f"{name} of a step of a rollout is {made}, but this replay buffer was made for {kept}")
     num_strata, capacity = replay.shapes.discount.shape
     num_steps, num_envs = rollout.reward.shape
     if num_steps * num_envs // num_strata > capacity:

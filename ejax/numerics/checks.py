@@ -52,8 +52,8 @@ def check_rollout(rollout: Rollout, judged: tuple[str, ...] = ("value", "next_va
         text = "flattened rows have lost their order in time: pass the rollout as it was collected"
         needed = "an update needs an ejax.Rollout with leaves [T, N, ...]"
         raise TypeError(f"{needed}, got a {type(rollout).__name__}; {text}")
-    if missing := [name for name in ("obs", "action") if getattr(rollout, name) is None]:
-        raise ValueError(f"a rollout needs obs and action; got None for {' and '.join(missing)}")
+    if rollout.obs is None or rollout.action is None:
+        raise ValueError("a rollout needs obs and action, and has None for one of them")
     scalars = ("reward", *judged, "terminated", "truncated")
     check_time_major("a rollout needs", **{name: getattr(rollout, name) for name in scalars})
     parts = {name: getattr(rollout, name) for name in ("obs", "action", "next_obs", "dropout_seed", "valid", "memory")}

@@ -182,9 +182,8 @@ def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta)
     """Check every file of a checkpoint against its digest, and its meta against ``schema``. Returns the meta. Raises
     CheckpointError: it is missing, incomplete, damaged or of another schema."""
     if not (path / LISTING).is_file():
-        what = "does not exist; name its folder, RUN/checkpoints/NAME, or for one of RUN: latest, best"
-        what = f"is incomplete (it has no {LISTING} file)" if path.exists() else what
-        raise CheckpointError(f"checkpoint {path} {what}")
+        missing = "does not exist; name its folder, RUN/checkpoints/NAME, or for one of RUN: latest, best"
+        raise CheckpointError(f"checkpoint {path} {f'is incomplete, without {LISTING}' if path.exists() else missing}")
     try:
         check_digests(path)
         meta = read_facts(path / "meta.json", schema)

@@ -17,31 +17,23 @@ from ejax.training.callbacks import Callback, TrainingRun
 from ejax.training.saver import Progress
 
 OnLog: TypeAlias = Callable[[int, dict[str, float]], object]
-OWN = "own/"
-"""Put before the caller's tags that ejax logs too."""
+OWN = "own/"  # before the caller's tags that ejax logs too
 TIME = "time/"
 _MIB = 2.0**20
-_OF_MAXRSS = 1.0 if sys.platform == "darwin" else 1024.0
-"""Bytes in the unit of ``ru_maxrss``."""
+_OF_MAXRSS = 1.0 if sys.platform == "darwin" else 1024.0  # bytes in the unit of ru_maxrss
 _NAMES = {"loss": "loss", "grad_norm": "gradient"}
 _CRITICS = {"value_loss": "critic's loss", "value_grad_norm": "critic's gradient"}
-PAIRS = {
+PAIRS = {  # verb -> tags of what samples did in training, and the mode in an evaluation
     "succeed in": ("charts/success_rate_avg_100", "eval/success_rate"),
     "return": ("charts/episode_reward_avg_100", "eval/avg_reward"),
 }
-"""Verb -> tags of what samples did in training, and the mode in an evaluation."""
 _APART = 0.2  # difference that is worth a line: of rates of success, or of the range of returns so far
 _FEW_UPDATES = 20
 _LIMITED = (
-    "the learning rate was at minimum_learning_rate or maximum_learning_rate after {count} of {total} updates. {cure}"
+    "the learning rate was at minimum_learning_rate or maximum_learning_rate after {count} of {total} updates: widen "
+    "the limits, or change algorithm.cfg.desired_kl or n_epochs{more}"
 )
-_CURES = {
-    "adaptive": "Schedule 'adaptive' changes it in every minibatch, and many drive it from limit to limit: use "
-    "algorithm.cfg.schedule=adaptive_per_update, or fewer n_epochs; else widen the limits",
-    "adaptive_per_update": "Updates then move the policy more or less than algorithm.cfg.desired_kl: widen the limits, "
-    "or change desired_kl or n_epochs",
-}
-"""By ``schedule``."""
+_MORE = ", or use schedule=adaptive_per_update: 'adaptive' changes it in every minibatch, many from limit to limit"
 _REMEDY = "lower algorithm.cfg.optimizer.learning_rate, look for rewards and observations that are not finite"
 
 
@@ -72,8 +64,8 @@ class MetricReporter(Callback):
             self._limited = sum(self._rates) > _FEW_UPDATES / 2
             if self._limited:
                 options: Any = run.config.algorithm.cfg
-                cure = _CURES[options.schedule]
-                self._writer.alarm(_LIMITED.format(count=int(sum(self._rates)), total=len(self._rates), cure=cure))
+                more, count = _MORE * (options.schedule == "adaptive"), int(sum(self._rates))
+                self._writer.alarm(_LIMITED.format(count=count, total=len(self._rates), more=more))
         self.train_history.append({"global_step": run.step, **shown})
 
     def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:

@@ -152,10 +152,10 @@ def test_a_rollout_that_the_ring_cannot_hold_is_refused() -> None:
 
 @cases(
     "part made text",
-    ("next_obs", None, r"next_obs of a rollout's steps is None, .* made for float32\[3\]"),
-    ("obs", np.zeros((6, 4, 2), np.float32), r"obs of a rollout's steps is float32\[2\]"),
-    ("action", np.zeros((6, 4, 1), np.float32), r"action .* float32\[1\], .* made for float32\[2\]"),
-    ("action", None, "needs obs and action; got None for action"),
+    ("next_obs", None, r"next_obs of a step of a rollout is None, .* made for float32\[4, 3\]"),
+    ("obs", np.zeros((6, 4, 2), np.float32), r"obs of a step of a rollout is float32\[4, 2\]"),
+    ("action", np.zeros((6, 4, 1), np.float32), r"action .* float32\[4, 1\], .* made for float32\[4, 2\]"),
+    ("action", None, "needs obs and action, and has None"),
     ("next_obs", np.zeros((5, 4, 3), np.float32), r"a rollout needs leaves \[T, N, ...\]: Tree leaf 'next_obs'"),
     ("truncated", np.zeros((6, 1), bool), r"arrays of one shape \[T, N\]"),
     ("terminated", np.zeros((6, 4), np.float32), "are bool"),
@@ -166,5 +166,11 @@ def test_a_rollout_of_other_forms_than_the_rows_is_refused(part: str, made: Any,
 
 def test_numbers_that_the_rows_would_cut_and_other_environments_are_refused() -> None:
     kept = init_replay(ReplayConfig(capacity=24), jnp.zeros((4, 3), jnp.uint8), jnp.zeros((4, 2)))
-    refused(add_rollout, kept, make_rollout(0), gamma=GAMMA, match=r"obs .* is float32\[3\], .* made for uint8\[3\]")
-    refused(add_rollout, empty(24), make_rollout(0, num_envs=3), gamma=GAMMA, match="of 3 environments, .* for 4")
+    refused(add_rollout, kept, make_rollout(0), gamma=GAMMA, match=r"obs .* float32\[4, 3\], .* for uint8\[4, 3\]")
+    refused(
+        add_rollout,
+        empty(24),
+        make_rollout(0, num_envs=3),
+        gamma=GAMMA,
+        match=r"obs .* is float32\[3, 3\], .* made for float32\[4, 3\]",
+    )

@@ -171,8 +171,8 @@ def test_a_return_that_exploration_costs_is_told_where_two_evaluations_say_so() 
 @cases(
     "limited schedule advice",
     (10, "adaptive", ()),
-    (11, "adaptive", ("use algorithm.cfg.schedule=adaptive_per_update",)),
-    (11, "adaptive_per_update", ("or change desired_kl or n_epochs",)),
+    (11, "adaptive", ("or n_epochs, or use schedule=adaptive_per_update",)),
+    (11, "adaptive_per_update", ("desired_kl or n_epochs",)),
 )
 def test_a_learning_rate_that_is_mostly_at_a_limit_is_told_once(
     limited: int, schedule: str, advice: tuple[str, ...]
