@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import chex
+import flax.linen as nn
 import jax
 
 from ejax.types import Array, Rollout
@@ -31,6 +32,12 @@ def check_one_shape(text: str, rank: int | None = None, **arrays: Array) -> None
     except AssertionError:  # chex counts its inputs, where these have names
         given = ", ".join(f"{name} {array.shape}" for name, array in zip(arrays, shaped, strict=True))
         raise ValueError(f"{text}; got {given}") from None
+
+
+def check_width(module: nn.Module, collection: str, name: str, width: int) -> None:
+    """Refuse inputs of another width than those that a module's array ``name`` [inputs, ...] was made for."""
+    if module.has_variable(collection, name) and (made := module.get_variable(collection, name).shape[0]) != width:
+        raise ValueError(f"{'.'.join(module.path) or 'the network'} was made for {made} inputs; got {width}")
 
 
 def check_time_major(who: str, **arrays: Array) -> None:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.distributions import ActionSpec
+from ejax.numerics.checks import check_width
 from ejax.policies.mlp import dense_product, orthogonal, widen
 from ejax.policies.observations import select_observation
 from ejax.policies.record import PolicyKind
@@ -232,6 +233,7 @@ class _Linear(nn.Module):
         def init(key: Key, shape: tuple[int, int]) -> Array:
             return _unit_columns(orthogonal()(key, shape))
 
+        check_width(self, "params", "kernel", x.shape[-1])
         y = dense_product(x, self.param("kernel", init, (x.shape[-1], self.size)))
         return y + widen(self.param("bias", nn.initializers.zeros, (self.size,)), y) if self.bias else y
 
@@ -251,6 +253,7 @@ class _BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         size = x.shape[-1:]
+        check_width(self, "params", "scale", *size)
         scale, bias = self.param("scale", nn.initializers.ones, size), self.param("bias", nn.initializers.zeros, size)
         running = self.variable("batch_stats", "mean", jnp.zeros, size)
         running_variance = self.variable("batch_stats", "variance", jnp.ones, size)

@@ -16,6 +16,7 @@ from jax.custom_batching import sequential_vmap
 from jax.experimental.xla_metadata import set_xla_metadata
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
+from ejax.numerics.checks import check_width
 from ejax.numerics.platforms import by_platform
 from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Key
@@ -122,6 +123,7 @@ class _Linear(nn.Module):
     def __call__(self, num_inputs: int) -> tuple[Array, Array]:
         uniform, zeros = uniform_init(num_inputs), jax.nn.initializers.zeros
         kernel_init = uniform if self.gain is None else orthogonal(self.gain)
+        check_width(self, "params", "kernel", num_inputs)
         kernel = self.param("kernel", kernel_init, (num_inputs, self.size))
         return kernel, self.param("bias", uniform if self.gain is None else zeros, (self.size,))
 

@@ -15,6 +15,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from numpy.typing import NDArray
 
+from ejax.numerics.checks import check_width
 from ejax.numerics.finite import all_finite, finite_rows
 from ejax.numerics.moments import add_rows
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree
@@ -39,6 +40,7 @@ class ObsNormalizer(nn.Module):
         ``mutable=["normalizer"]``. Broken rows are left out, as in ``ejax.numerics.moments``.
         """
         size = x.shape[-1:]
+        check_width(self, "normalizer", "mean", *size)
         mean = self.variable("normalizer", "mean", jnp.zeros, size)
         variance = self.variable("normalizer", "variance", jnp.ones, size)
         count = self.variable("normalizer", "count", jnp.zeros, ())

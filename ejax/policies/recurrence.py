@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ejax.numerics.checks import check_width
 from ejax.numerics.platforms import by_platform
 from ejax.policies.memory_config import GATES
 from ejax.policies.memory_config import MemoryConfig as MemoryConfig
@@ -164,6 +165,8 @@ class Recurrence(nn.Module):
         if c.orthogonal_init:
             by_gate = partial(_orthogonal_gates, num_gates=GATES[c.type])
             init = by_gate if num_inputs else jax.nn.initializers.zeros
+        for width in num_inputs:
+            check_width(self, "params", name, width)
         return self.param(name, init, (*num_inputs, GATES[c.type] * c.width))
 
 
