@@ -1,9 +1,9 @@
-"""Success of PushCubeRL's runs under physics that they were not trained on: a table and a plot.
+"""Success of PushCube's runs under physics that they were not trained on: a table and a plot.
 
 Each run's policy plays the same start states on the MJCF as it is and on ten others, deterministically. "shifted" is
 the mean over those ten.
 
-    python benchmarks/shifted.py plain=outputs/push_cube_ppo_… randomized=outputs/push_cube_ppo_randomized_…
+    python benchmarks/shifted.py plain=push_cube randomized=outputs/push_cube_ppo_randomized_…
 """
 
 import argparse
@@ -100,7 +100,7 @@ def score(
     run: Path, shift: Mapping[str, Any], checkpoint: str, metric: str, num_episodes: int, num_envs: int, seed: int
 ) -> float:
     """Return one run's metric under one physics."""
-    directory, config = open_run_directory(run)
+    directory, config = open_run_directory(run, policy=True)
     data = config.to_dict()
     data["trainer"]["events"] = {"eval": dict(shift)}
     env = build_env(parse_config(data), phase="eval", num_envs=num_envs)

@@ -148,10 +148,7 @@ def add_and_take(
     replay: Replay, rollout: Rollout, draw: Callable[[Replay], Array], *, gamma: float
 ) -> tuple[Replay, Replay, Array]:
     """Do ``add_rollout`` to rows on the host, then take those that ``draw`` gives, [..., 1, M] as ``sample_rows``.
-
-    Returns:
-        The replay buffer, one with only the taken rows, and their numbers in that, [..., 1, M].
-    """
+    Returns the replay buffer, one with only the taken rows, and their numbers in that, [..., 1, M]."""
     host = cast(HostRows, replay.rows)
     complete = jax.vmap(partial(_complete, gamma=gamma, capacity=host.shapes.discount.shape[1]))
     ring, made, places = complete(without_rows(replay), _steps_of(replay, rollout))

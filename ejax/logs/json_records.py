@@ -18,10 +18,7 @@ class FactsError(ValueError):
 
 def read_facts(file: Path, schema: type[BaseModel]) -> dict[str, Any]:
     """Read the mapping in a JSON file; keys that the schema does not have are kept. Nothing is converted.
-
-    Raises:
-        FactsError: no such file, no JSON, no mapping, or one that lacks a key or holds another type.
-    """
+    Raises FactsError: no such file, no JSON, no mapping, or one that lacks a key or holds another type."""
     try:
         return check_facts(parse_json(read_text(file)), schema)
     except FactsError as error:

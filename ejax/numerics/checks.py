@@ -3,9 +3,9 @@ are known when a program is traced, so that none costs anything while it runs.""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import chex
-import flax.linen as nn
 import jax
 
 from ejax.types import Array, Rollout
@@ -34,8 +34,8 @@ def check_one_shape(text: str, rank: int | None = None, **arrays: Array) -> None
         raise ValueError(f"{text}; got {given}") from None
 
 
-def check_width(module: nn.Module, collection: str, name: str, width: int) -> None:
-    """Refuse inputs of another width than those that a module's array ``name`` [inputs, ...] was made for."""
+def check_width(module: Any, collection: str, name: str, width: int) -> None:
+    """Refuse inputs of another width than those that a Flax module's array ``name`` [inputs, ...] was made for."""
     if module.has_variable(collection, name) and (made := module.get_variable(collection, name).shape[0]) != width:
         raise ValueError(f"{'.'.join(module.path) or 'the network'} was made for {made} inputs; got {width}")
 

@@ -44,10 +44,7 @@ class Evaluator(AbstractContextManager[Any], Protocol):
 
     def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
         """Start an evaluation from the start states of ``seed`` (None: ``trainer.eval_seed``).
-
-        Returns:
-            A function that waits for it, and gives the means over the episodes under EmbodiChain's tags or raises.
-        """
+        Returns a function that waits for it, and gives the means over the episodes by EmbodiChain's tags or raises."""
         ...
 
     def __exit__(self, *error: Any) -> None:

@@ -136,10 +136,7 @@ def check_is_policy(name: str, policy: Any) -> None:
 
 def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -> None:
     """Try all calls of a run on a policy that is not ejax's, by shapes, before anything is compiled.
-
-    Raises:
-        ConfigError: random numbers or variables that would be lost, repeated, or never move.
-    """
+    Raises ConfigError: random numbers or variables that would be lost, repeated, or never move."""
     if config.record.built_in and not injected(policy):  # ejax's own are tested
         return
     check_is_policy("policy.name", policy)

@@ -53,9 +53,8 @@ def read_by_interop(file: Path, error: ImportError) -> str:
 
 
 def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
-    """Read the whole state of another run's checkpoint, with messages about it.
-
-    The learning rate in it becomes this config's at that update, if rate or schedule differ, and so do demonstrations.
+    """Read the whole state of another run's checkpoint, with messages about it. The learning rate in it becomes this
+    config's at that update, if rate or schedule differ, and so do demonstrations.
 
     Raises:
         CheckpointError: the state has other arrays than this config's.

@@ -143,6 +143,30 @@ def test_an_mlp_is_made_of_a_block_of_a_config() -> None:
     refused(build_mlp_from_cfg, {"type": "mlp", **fields, "activation": "reLU6"}, 3, 2, match="relu6")
 
 
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize(
+    "network",
+    [
+        MLP(SMALL, 2),
+        ActorCritic(TWO, SMALL, SMALL),
+        ActorCritic(TWO, SMALL, SMALL, actor_obs_normalization=True),
+        Recurrence(MemoryConfig(type="gru", hidden_size=4)),
+        FlashQ(
+            ActionSpec("tanh_normal", (2,), (-1.0, -1.0), (1.0, 1.0)),
+            actor_width=6,
+            critic_width=5,
+            num_blocks=2,
+            expansion=2,
+            num_bins=7,
+        ),
+    ],
+)
+def test_inputs_of_another_width_than_that_of_the_parameters_are_refused(network: nn.Module, width: int) -> None:
+    memory = [jnp.zeros((5, 4))] if isinstance(network, Recurrence) else []
+    params = network.init(KEY, OBS, *memory)
+    refused(network.apply, params, np.zeros((5, width)), *memory, word=f"was made for 3 inputs; got {width}")
+
+
 def test_layernorm_has_torchs_epsilon() -> None:
     # inputs so alike that the epsilon is what they are divided by
     config = NetworkConfig(hidden_sizes=(2,), activation="none", use_layernorm=True)
