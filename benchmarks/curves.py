@@ -46,7 +46,7 @@ def draw(args: argparse.Namespace) -> None:
         name, _, level = args.level.partition("=")
         axis.axhline(float(level), color="0.5", linestyle="--", linewidth=1)
         axis.text(axis.get_xlim()[1], float(level), name, color="0.4", ha="right", va="bottom")
-    axis.set_ylim(0, args.top)
+    axis.set_ylim(min(0.0, axis.dataLim.y0), args.top)
     x = "seconds since the start" if args.seconds else "million environment steps"
     finish(figure, [axis], args.out, x=x, y=args.label, note=note)
 
