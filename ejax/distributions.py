@@ -75,8 +75,10 @@ class TanhNormal(Distribution):
         _check_width(action, self.base.mean.shape[-1])
         # one float32 step inside ±1: atanh(1) is infinite, and samples round to the bound
         unit = jnp.clip((action - self.center) / self.half_width, -1.0 + 1e-6, 1.0 - 1e-6)
-        u = jnp.arctanh(unit)
-        return self.base.log_prob(u) - jnp.sum(_log_tanh_slope(u) + jnp.log(self.half_width), axis=-1)
+        u, most = jnp.arctanh(unit), jnp.arctanh(jnp.asarray(1.0 - 1e-6, unit.dtype))
+        # nor may the mean be farther out than any u: ratios of many deviations would overflow
+        base = Normal(jnp.clip(self.base.mean, -most, most), self.base.log_std)
+        return base.log_prob(u) - jnp.sum(_log_tanh_slope(u) + jnp.log(self.half_width), axis=-1)
 
     def entropy(self) -> Array:
         """Add E[log |slope|] at the mean to the base's: there is no closed form."""

@@ -113,6 +113,16 @@ def test_tanh_normal_stays_in_its_bounds_with_a_finite_log_prob(sample: Callable
     assert jnp.isfinite(log_prob(far, x)).all()
 
 
+def test_tanh_normal_means_beyond_the_last_action_are_not_told_apart(log_prob: Callable[..., Any]) -> None:
+    # 9 and 12 are many deviations apart, and each of their samples is the bound: a ratio of the two is 1
+    here, there = (squashed(np.full((4, 2), mean), np.full((4, 2), -3.0)) for mean in (9.0, 12.0))
+    x = here.sample(jax.random.key(0))
+    np.testing.assert_allclose(x, np.broadcast_to(HIGH, (4, 2)), rtol=1e-6)
+    np.testing.assert_array_equal(log_prob(here, x), log_prob(there, x))
+    slope = jax.grad(lambda mean: squashed(mean, np.full((4, 2), -3.0)).log_prob(x).sum())(jnp.full((4, 2), 9.0))
+    assert not slope.any()
+
+
 def test_tanh_normal_kl_is_that_of_the_bases() -> None:
     np.testing.assert_allclose(
         jax.jit(TanhNormal.kl)(squashed(), squashed(MEAN_2, LOG_STD_2)),

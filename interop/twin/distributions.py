@@ -49,8 +49,10 @@ class TanhNormal:
 
     def log_prob(self, action: Tensor) -> Tensor:
         unit = ((action - self._center) / self._half_width).clamp(-1.0 + 1e-6, 1.0 - 1e-6)
-        u = torch.atanh(unit)
-        return self.base.log_prob(u) - self._log_slope(u)
+        u, most = torch.atanh(unit), torch.atanh(unit.new_tensor(1.0 - 1e-6))
+        # as ejax's: neither is the mean farther out than any u
+        base = Normal(self.base.mean.clamp(-most, most), self.base.log_std)
+        return base.log_prob(u) - self._log_slope(u)
 
     def entropy(self) -> Tensor:
         """Entropy of the base plus E[log |slope|] taken at the mean."""
