@@ -123,6 +123,18 @@ def test_tanh_normal_means_beyond_the_last_action_are_not_told_apart(log_prob: C
     assert not slope.any()
 
 
+def test_the_torch_twin_has_the_log_prob_of_saturated_means_too(log_prob: Callable[..., Any]) -> None:
+    torch = pytest.importorskip("torch")
+    twin = pytest.importorskip("interop.twin.distributions")
+    mean = np.float32([[9.0, -12.0], [7.0, 0.5]])
+    log_std, action = np.full((2, 2), -1.0, np.float32), np.float32([HIGH, LOW])
+    base = twin.Normal(torch.tensor(mean), torch.tensor(log_std))
+    its = twin.TanhNormal(base, torch.tensor(np.float32(LOW)), torch.tensor(np.float32(HIGH))).log_prob(
+        torch.tensor(action)
+    )
+    np.testing.assert_allclose(log_prob(squashed(mean, log_std), action), its, rtol=1e-5)
+
+
 def test_tanh_normal_kl_is_that_of_the_bases() -> None:
     np.testing.assert_allclose(
         jax.jit(TanhNormal.kl)(squashed(), squashed(MEAN_2, LOG_STD_2)),
