@@ -20,6 +20,14 @@ class Twin(nn.Module):
     memory: Tensor | None = None
     """[..., M], of the rows of the last ``act``. None: an episode starts."""
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move or cast the weights. Raises ValueError: to 16 bits, in which layers and inputs would not fit."""
+        if (dtype := fn(torch.zeros(())).dtype) in (torch.float16, torch.bfloat16):
+            name = str(dtype).removeprefix("torch.")
+            text = f"got {name} for the weights, but a policy has float32, by which its export was verified. Keep them"
+            raise ValueError(f"{text}, and act within torch.autocast(device_type, {dtype}) for the speed of {name}")
+        return super()._apply(fn, recurse)
+
     @property
     def device(self) -> torch.device:
         """Return the device of the parameters."""

@@ -279,6 +279,19 @@ def test_arrays_go_in_and_come_out_as_tensors_do() -> None:
     assert isinstance(twin.act({"obs": tensor(obs)}), torch.Tensor)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_stay_in_float32_and_layers_may_run_in_16_bits(dtype: Any) -> None:
+    policy, obs = policy_with(), observations(4)
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    expected = twin.act(tensor(obs))
+    for cast in (twin.to, lambda kind: torch.nn.Sequential(twin).to(kind)):
+        with pytest.raises(ValueError, match=r"got b?float16 for the weights, .* within torch.autocast"):
+            cast(dtype)
+    torch.testing.assert_close(twin.double().float().act(tensor(obs)), expected, rtol=0, atol=0)
+    with torch.autocast("cpu", dtype):
+        torch.testing.assert_close(twin.act(tensor(obs)).float(), expected, rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("normalized", [True, False])
 def test_leading_axes_of_an_observation_are_those_of_the_action(normalized: bool, head: str) -> None:
