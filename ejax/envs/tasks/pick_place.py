@@ -1,11 +1,13 @@
 """A UR10 with a two-finger gripper picks up a cube and sets it down in a goal zone. EmbodiChain has no such task."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ejax.envs.description import WHOLE, Feature, features
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.task.world import World
 from ejax.envs.tasks.grasp_task import (
@@ -28,6 +30,12 @@ OBSERVATION = (
     "was lifted",
 )
 """The name of each number of the observation; rad, m, and 0 or 1."""
+VELOCITIES = (
+    *(Feature(f"{name.split()[0]} velocity", "rad/s") for name in ROBOT_NUMBERS[:6]),
+    *(Feature(f"finger {side} velocity", "m/s") for side in (1, 2)),
+    *features(("cube velocity", "xyz", "m/s"), ("cube angular velocity", "xyz", "rad/s")),
+)
+"""The numbers that ``velocities`` adds."""
 
 
 @struct.dataclass(kw_only=True)
@@ -55,6 +63,7 @@ class PickPlaceRL(GraspTask):
     Args:
         cube_position, goal_position: m, (x, y) in the frame of the robot's base; at reset ± their ``_range``, uniform.
         cube_turn: ± rad about the vertical at reset, uniform.
+        velocities: observations [38] end with ``VELOCITIES``: a learned model predicts better with them.
     """
 
     obs_features = describe_numbers(OBSERVATION)
@@ -70,6 +79,7 @@ class PickPlaceRL(GraspTask):
     goal_position: tuple[float, float] = (-0.65, -0.3)
     cube_position_range: tuple[float, float] = (0.1, 0.08)
     goal_position_range: tuple[float, float] = (0.15, 0.12)
+    velocities: bool = False
 
     def check_fields(self) -> None:
         super().check_fields()
@@ -79,6 +89,10 @@ class PickPlaceRL(GraspTask):
     @property
     def asset(self) -> str:
         return make_grasp_model()
+
+    @property
+    def parts(self) -> Mapping[str, tuple[Feature, ...]]:
+        return {WHOLE: self.obs_features + (VELOCITIES if self.velocities else ())}
 
     def start(self, key: Key) -> PickPlaceState:
         key_cube, key_turn, key_goal = jax.random.split(key, 3)
@@ -97,7 +111,8 @@ class PickPlaceRL(GraspTask):
         state, qpos = world.state, world.qpos
         tool, cube, goal = self.tool_position(state), state.cubes, state.goal
         lifted = state.was_lifted.astype(qpos.dtype)[None]
-        return jnp.concatenate([qpos[:8], tool, cube, goal, cube - tool, goal - cube, lifted])
+        known = [qpos[:8], tool, cube, goal, cube - tool, goal - cube, lifted]
+        return jnp.concatenate([*known, world.qvel] if self.velocities else known)
 
     def succeeds(self, world: World) -> Array:
         state, velocity, fingers = world.state, world.qvel[8:11], world.qpos[6:8]
