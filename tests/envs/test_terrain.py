@@ -54,6 +54,13 @@ def test_rough_tiles_are_within_their_height_and_flat_on_the_platform() -> None:
     assert not heights[:11].any() and not heights[:, -11:].any()  # the border, and the tile's edge
 
 
+@pytest.mark.parametrize("kind", ["gaps", "stones"])
+def test_trenches_deepen_with_the_level(kind: str) -> None:
+    heights = Terrain(kind="tiles", tiles={kind: (0.3, 0.3)}, levels=4, cell=0.1).heights()[10:-10]  # the border
+    lowest = [rows.min() for rows in np.split(heights[:-1], 4)]
+    np.testing.assert_allclose(lowest, [-0.03125, -0.125, -0.28125, -0.5])
+
+
 def test_mujoco_has_the_same_ground() -> None:
     model, field = load_model(ENV.asset), ENV.ground
     data, hit = mujoco.MjData(model), np.zeros(1, np.int32)

@@ -10,7 +10,8 @@ Episodes start on a platform in the middle, 2 m wide; a tile's edge is at height
     slope, hollow   n: the rise of a pyramid down from, or up from, its platform, m per m
     stairs, pit     n: the height of steps down from, or up from, it, m; they are 0.3 m long
     rough           n: the greatest height of its corners, uniform, m
-    gaps            n: the width of trenches 0.5 m deep, at least two cells, m; they are 0.8 m apart
+    gaps            n: the width of trenches, at least two cells, m; 0.8 m apart, and deeper from level to level:
+                    0.5·((level + 1) / levels)² m
     stones          n: the width of such trenches between squares of 0.4 m, m
 
 Levels move as legged_gym's and Isaac Lab's do, at an episode's end: up where the robot is more than half a tile away
@@ -38,7 +39,12 @@ from ejax.types import Array, Key
 
 KINDS = ("slope", "hollow", "stairs", "pit", "rough", "gaps", "stones")
 PLATFORM = 1.0  # m, from its middle to its edge
-_TREAD, _BANK, _STONE, _TRENCH = 0.3, 0.8, 0.4, 0.5  # m: lengths of a step, between gaps, of a stone; the depth
+_TREAD, _BANK, _STONE, _TRENCH = (
+    0.3,
+    0.8,
+    0.4,
+    0.5,
+)  # m: a step, between gaps, a stone; the greatest depth
 _TINY = 1e-6
 _DEPTH = 0.5  # m, of the ground below its lowest place
 _BORDER = 1.0  # m, about a field of tiles: who leaves it ends an episode, and should not fall before
@@ -154,7 +160,9 @@ class Terrain:
                 number = low + (high - low) * row / max(1, self.levels - 1)
                 # without its edges, which are at height 0 for all
                 inner = np.s_[row * n + 1 : (row + 1) * n, column * n + 1 : (column + 1) * n]
-                heights[inner] = _tile(kind, number, n, self.grid, rng)[1:-1, 1:-1]
+                # shallow at first: robots stop for ever at trenches that no foot has ever come out of
+                depth = _TRENCH * ((row + 1) / self.levels) ** 2
+                heights[inner] = _tile(kind, number, depth, n, self.grid, rng)[1:-1, 1:-1]
         return np.pad(heights, round(_BORDER / self.grid))
 
     def origin(self, level: Array, column: Array) -> Array:
@@ -184,8 +192,8 @@ class Terrain:
         return jnp.where(moved >= self.levels, solved, jnp.maximum(moved, 0))
 
 
-def _tile(kind: str, number: float, n: int, cell: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """[n + 1, n + 1], m."""
+def _tile(kind: str, number: float, depth: float, n: int, cell: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """[n + 1, n + 1], m. ``depth``: of trenches."""
     along = (np.arange(n + 1) - 0.5 * n) * cell
     x, y = np.meshgrid(along, along)
     # m, from the platform's edge outwards, there and at the tile's edge
@@ -203,7 +211,7 @@ def _tile(kind: str, number: float, n: int, cell: float, rng: np.random.Generato
         number = round(number / cell) * cell  # in whole cells: other widths would lose some trenches between corners
         beyond = [(each + _TINY) % (number + length) - length for each in across]
         deep = np.any([(each > cell - _TINY) & (each < number - cell + 2.0 * _TINY) for each in beyond], axis=0)
-        height = -_TRENCH * (deep & beside)
+        height = -depth * (deep & beside)
     return -height if kind in ("hollow", "pit") else height
 
 
