@@ -55,10 +55,11 @@ def test_rough_tiles_are_within_their_height_and_flat_on_the_platform() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gaps", "stones"])
-def test_trenches_deepen_with_the_level(kind: str) -> None:
-    heights = Terrain(kind="tiles", tiles={kind: (0.3, 0.3)}, levels=4, cell=0.1).heights()[10:-10]  # the border
-    lowest = [rows.min() for rows in np.split(heights[:-1], 4)]
-    np.testing.assert_allclose(lowest, [-0.03125, -0.125, -0.28125, -0.5])
+@cases("deepening lowest", (True, [-0.03125, -0.125, -0.28125, -0.5]), (False, [-0.5] * 4))
+def test_trenches_may_deepen_with_the_level(kind: str, deepening: bool, lowest: list[float]) -> None:
+    field = Terrain(kind="tiles", tiles={kind: (0.3, 0.3)}, levels=4, cell=0.1, deepening=deepening)
+    rows = np.split(field.heights()[10:-11], 4)  # without the border
+    np.testing.assert_allclose([row.min() for row in rows], lowest)
 
 
 def test_mujoco_has_the_same_ground() -> None:

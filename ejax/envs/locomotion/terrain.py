@@ -10,8 +10,7 @@ Episodes start on a platform in the middle, 2 m wide; a tile's edge is at height
     slope, hollow   n: the rise of a pyramid down from, or up from, its platform, m per m
     stairs, pit     n: the height of steps down from, or up from, it, m; they are 0.3 m long
     rough           n: the greatest height of its corners, uniform, m
-    gaps            n: the width of trenches, at least two cells, m; 0.8 m apart, and deeper from level to level:
-                    0.5·((level + 1) / levels)² m
+    gaps            n: the width of trenches 0.5 m deep, at least two cells, m; they are 0.8 m apart
     stones          n: the width of such trenches between squares of 0.4 m, m
 
 Levels move as legged_gym's and Isaac Lab's do, at an episode's end: up where the robot is more than half a tile away
@@ -39,12 +38,7 @@ from ejax.types import Array, Key
 
 KINDS = ("slope", "hollow", "stairs", "pit", "rough", "gaps", "stones")
 PLATFORM = 1.0  # m, from its middle to its edge
-_TREAD, _BANK, _STONE, _TRENCH = (
-    0.3,
-    0.8,
-    0.4,
-    0.5,
-)  # m: a step, between gaps, a stone; the greatest depth
+_TREAD, _BANK, _STONE, _TRENCH = 0.3, 0.8, 0.4, 0.5  # m: lengths of a step, between gaps, of a stone; the depth
 _TINY = 1e-6
 _DEPTH = 0.5  # m, of the ground below its lowest place
 _BORDER = 1.0  # m, about a field of tiles: who leaves it ends an episode, and should not fall before
@@ -61,6 +55,7 @@ class Terrain:
         seed: of random heights.
         tiles: of a field of tiles: kind -> (lowest, highest) number, a column each.
         levels: rows of tiles.
+        deepening: trenches are 0.5·((level + 1) / levels)² m deep, so that robots can learn to cross them.
         tile: a tile's side.
         level: (lowest, highest) level of a row's first episode, uniform.
         promote: levels go up and down; else a row keeps its first one.
@@ -75,6 +70,7 @@ class Terrain:
     seed: int = 0
     tiles: Mapping[str, tuple[float, float]] = FrozenDict(slope=(0.0, 0.4), stairs=(0.02, 0.12), rough=(0.0, 0.1))
     levels: int = 5
+    deepening: bool = False
     tile: float = 8.0
     level: tuple[int, int] = (0, 0)
     promote: bool = True
@@ -160,8 +156,8 @@ class Terrain:
                 number = low + (high - low) * row / max(1, self.levels - 1)
                 # without its edges, which are at height 0 for all
                 inner = np.s_[row * n + 1 : (row + 1) * n, column * n + 1 : (column + 1) * n]
-                # shallow at first: robots stop for ever at trenches that no foot has ever come out of
-                depth = _TRENCH * ((row + 1) / self.levels) ** 2
+                # robots stop for good at trenches that no foot has come out of
+                depth = _TRENCH * (((row + 1) / self.levels) ** 2 if self.deepening else 1.0)
                 heights[inner] = _tile(kind, number, depth, n, self.grid, rng)[1:-1, 1:-1]
         return np.pad(heights, round(_BORDER / self.grid))
 
