@@ -101,7 +101,9 @@ def test_a_file_that_is_not_this_robots_is_refused(tmp_path: Path, change: dict[
     ({"motion": "none.csv"}, "unknown clip none.csv"),
     ({"starts": {"by": "luck"}}, "starts.by must be adaptive, uniform or first, got 'luck'"),
     ({"starts": {"rate": 0.0}}, "0 < rate <= 1"),
-    ({"starts": {"bins": 3}}, "unexpected keyword argument 'bins'"),
+    ({"starts": {"bins": 3}}, "starts has no 'bins'; there is by, bin"),
+    ({"starts": {"kernel": 2.5}}, "starts.kernel must be a whole number, got 2.5"),
+    ({"starts": {"rate": "slow"}}, "starts.rate must be a number, got 'slow'"),
     ({"rewards": {"motion_body_pos": {"sdt": 1.0}}}, "rewards.motion_body_pos has no 'sdt'"),
 )
 def test_a_task_that_cannot_be_is_refused(cfg: dict[str, Any], text: str) -> None:

@@ -24,7 +24,7 @@ from flax.core import FrozenDict
 from ejax.envs.locomotion.robots import FILE, Foot, Imu, JointDrives, LeggedRobot, Shape
 from ejax.envs.task.entities import per_joint
 from ejax.envs.task.terms import Term
-from ejax.envs.terms.commands import CommandRanges, NumberRange, check_range
+from ejax.envs.terms.commands import CommandRanges, NumberRange, check_kind, check_range
 from ejax.envs.terms.curricula import Part, Stages
 from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.schema.frozen import freeze
@@ -122,12 +122,17 @@ def change_task(
     of the task's own, those of numbers that are given here are left out. ``model``: the file of the robot's links.
     Raises ValueError: an unknown name, or a value that cannot be."""
     check_names("noise", noise, task.actor)
+    for name, width in noise.items():
+        check_kind(f"noise.{name}", width, 0.0)
+        if width < 0.0:
+            raise ValueError(f"noise.{name} must be half the width of the noise, 0 or more, got {width}")
     if wrong := [name for name, change in rewards.items() if not isinstance(change, Mapping)]:
         raise ValueError(f"rewards.{wrong[0]} must be {{weight: …, parameter: …}}, got {rewards[wrong[0]]!r}")
     merged = {name: {**task.rewards.get(name, {}), **change} for name, change in rewards.items()}
     kept = {name: spec for name, spec in {**task.rewards, **merged}.items() if spec.get("weight")}
     for name, spec in {**kept, **{name: rewards[name] for name in rewards.keys() - kept}}.items():
         _check_reward(task.robot, name, spec)
+    check_kind("encoder_bias", task.encoder_bias if encoder_bias is None else encoder_bias, 0.0)
     robot = task.robot
     if model is not None:  # a user's file has its own collision shapes
         robot = replace(robot, source=f"{FILE}{Path(expanded(model)).absolute()}", shapes=())
@@ -188,13 +193,22 @@ def check_names(where: str, given: Iterable[str], allowed: Collection[str]) -> N
             raise ValueError(f"{where} has no '{name}'; there is {', '.join(allowed)}{did_you_mean(name, allowed)}")
 
 
+def read_section(kind: type[Record], given: Mapping[str, Any], where: str) -> Record:
+    """Make a record of the numbers that are given. Raises ValueError: an unknown name, or as the record."""
+    check_names(where, given, [field.name for field in fields(kind)])
+    return kind(**given)
+
+
 def _check_reward(robot: LeggedRobot, name: str, spec: Mapping[str, Any]) -> None:
     parameters = list(inspect.signature(find_reward(name)).parameters.values())[1:]
     check_names(f"rewards.{name}", spec, ["weight", *(each.name for each in parameters)])
     missing = [each.name for each in parameters if each.default is each.empty and each.name not in spec]
     if missing and spec.get("weight"):
         raise ValueError(f"rewards.{name} needs {', '.join(missing)}")
+    numbers = ["weight", *(each.name for each in parameters if each.annotation is float)]
     for parameter, value in spec.items():
+        if parameter in numbers:
+            check_kind(f"rewards.{name}.{parameter}", value, 0.0)
         if isinstance(value, Mapping) and 0.0 in per_joint(robot.joints, value):
             raise ValueError(f"rewards.{name}.{parameter} must have a number > 0 for each joint")
 
@@ -204,13 +218,8 @@ def _changed(where: str, old: Record, given: Mapping[str, Any]) -> Record:
     check_names(where, given, [field.name for field in fields(old)])
     new: dict[str, Any] = {}
     for name, value in given.items():
-        pair = isinstance(getattr(old, name), tuple)
-        numbers = value if isinstance(value, list | tuple) else [value]
-        fits = isinstance(value, list | tuple) == pair and len(numbers) == 1 + pair
-        if not fits or not all(map(is_number, numbers)):
-            wanted = "two numbers, [lowest, highest]" if pair else "a number"
-            raise ValueError(f"{where}.{name} must be {wanted}, got {value!r}")
-        new[name] = tuple(map(float, numbers)) if pair else float(value)
+        check_kind(f"{where}.{name}", value, getattr(old, name))
+        new[name] = tuple(map(float, value)) if isinstance(value, list | tuple) else float(value)
     return replace(old, **new)
 
 

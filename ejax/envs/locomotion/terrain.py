@@ -21,8 +21,8 @@ Source: N. Rudin et al., "Learning to Walk in Minutes Using Massively Parallel D
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 from xml.etree import ElementTree as ET
 
 import jax
@@ -32,8 +32,10 @@ from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.task.mjcf import find_child
+from ejax.envs.terms.commands import check_kind
 from ejax.schema.frozen import freeze_fields
 from ejax.schema.messages import did_you_mean
+from ejax.schema.values import is_number
 from ejax.types import Array, Key
 
 KINDS = ("slope", "hollow", "stairs", "pit", "rough", "gaps", "stones")
@@ -79,6 +81,12 @@ class Terrain:
 
     def __post_init__(self) -> None:
         freeze_fields(self, "tiles", "level", "scan")
+        optional: dict[str, Any] = {"cell": 0.1, "scan": None}
+        for field in fields(self):
+            if (value := getattr(self, field.name)) is not None or field.name not in optional:
+                check_kind(f"terrain.{field.name}", value, optional.get(field.name, field.default))
+        if self.seed < 0:
+            raise ValueError(f"terrain.seed must be 0 or more, got {self.seed}")
         if self.kind not in ("flat", "rough", "tiles"):
             raise ValueError(f"terrain.kind must be 'flat', 'rough' or 'tiles', got {self.kind!r}")
         cell = self.grid
@@ -93,7 +101,8 @@ class Terrain:
                 raise ValueError(
                     f"terrain.tiles has no '{name}'; there is {', '.join(KINDS)}{did_you_mean(name, KINDS)}"
                 )
-            if not isinstance(bounds, tuple) or len(bounds) != 2 or not 0.0 <= bounds[0] <= bounds[1]:
+            check_kind(f"terrain.tiles.{name}", bounds, (0.0, 0.0))
+            if not 0.0 <= bounds[0] <= bounds[1]:
                 raise ValueError(f"terrain.tiles.{name} must be [lowest, highest], 0 or more, got {bounds!r}")
             if self.kind == "tiles" and name in ("stairs", "pit") and 2.0 * cell > _TREAD + _TINY:
                 text = f"has steps of {_TREAD} m, which a cell of {cell} shows as a slope"
@@ -107,11 +116,12 @@ class Terrain:
         if self.kind == "tiles" and not (self.tile >= 4.0 * PLATFORM and whole):
             text = f"at least {4.0 * PLATFORM} m, and a multiple of cell {cell}"
             raise ValueError(f"terrain.tile must be {text}; got {self.tile}")
-        if len(self.level) != 2 or not 0 <= self.level[0] <= self.level[1] < self.levels:
+        if not 0 <= self.level[0] <= self.level[1] < self.levels:
             raise ValueError(
                 f"terrain.level must be [lowest, highest] within 0 … {self.levels - 1}, got {self.level!r}"
             )
-        if self.scan is not None and (len(self.scan) != 2 or min(self.scan) < 0.0):
+        scan: Any = (0.0, 0.0) if self.scan is None else self.scan
+        if not (isinstance(scan, tuple) and len(scan) == 2 and all(map(is_number, scan)) and min(scan) >= 0.0):
             raise ValueError(f"terrain.scan must be half the length and half the width, m, got {self.scan!r}")
 
     @property

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
 import jax
@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from flax import struct
 from flax.core import FrozenDict
 
-from ejax.envs.locomotion.catalog import Push, VelocityTask, change_task, velocity_task
+from ejax.envs.locomotion.catalog import Push, VelocityTask, change_task, read_section, velocity_task
 from ejax.envs.locomotion.clips import Clip, motion_file, read_clip
 from ejax.envs.locomotion.legged_task import LeggedTask
 from ejax.envs.locomotion.motion import FootTimers, observe_motion, start_timers
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_euler, matrix_from_quaternion, quaternion_from_matrix
+from ejax.envs.terms.commands import check_kind
 from ejax.envs.terms.legged import LeggedWorld, Numbers, Reference
 from ejax.envs.terms.tracking import describe_tracking, tracking_errors
 from ejax.schema.frozen import freeze
@@ -43,6 +44,8 @@ class Starts:
     noise: float = 1.0  # Times the changes of the reference's state that an episode starts with
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            check_kind(f"starts.{field.name}", getattr(self, field.name), field.default)
         whole = self.kernel >= 1 and self.noise >= 0.0 and self.bin > 0.0 and self.uniform > 0.0
         if self.by not in ("adaptive", "uniform", "first"):
             raise ValueError(f"starts.by must be adaptive, uniform or first, got {self.by!r}")
@@ -124,7 +127,7 @@ class TrackingRL(LeggedTask):
 
     @property
     def sampling(self) -> Starts:
-        return Starts(**self.starts)
+        return read_section(Starts, self.starts, "starts")
 
     @property
     def clip(self) -> Clip:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from flax.core import FrozenDict
 
-from ejax.envs.locomotion.catalog import VelocityTask, change_task, velocity_task
+from ejax.envs.locomotion.catalog import VelocityTask, change_task, read_section, velocity_task
 from ejax.envs.locomotion.legged_task import LeggedTask
 from ejax.envs.locomotion.mirror import Mirror, make_mirror
 from ejax.envs.locomotion.motion import FootTimers, heading, no_contacts, observe_motion, start_timers
@@ -91,7 +91,7 @@ class VelocityRL(LeggedTask):
 
     @property
     def ground(self) -> Terrain:
-        return Terrain(**self.terrain)
+        return read_section(Terrain, self.terrain, "terrain")
 
     @property
     def mirror(self) -> Mirror | None:

@@ -11,25 +11,42 @@ forward rows among them go straight on. The zeros are MuJoCo Playground 0.2's.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from flax.core import FrozenDict
 
+from ejax.schema.values import is_number
 from ejax.types import Array, Key
 
 NumberRange: TypeAlias = tuple[float, float]
 
 _SLOWEST_FORWARD = 0.3  # m/s
 _ZEROS = ("zero_x", "zero_y", "zero_yaw")
+_KINDS: dict[type, tuple[str, Any]] = {
+    bool: ("true or false", lambda x: isinstance(x, bool)),
+    int: ("a whole number", lambda x: isinstance(x, int) and not isinstance(x, bool)),
+    float: ("a number", is_number),
+}
 
 
 def check_range(where: str, bounds: NumberRange, *, positive: bool) -> None:
     """Raise ValueError at bounds in the wrong order, or not above 0 where they have to be."""
     if bounds[0] > bounds[1] or (positive and bounds[0] <= 0.0):
         raise ValueError(f"{where} must be [lowest, highest]{', above 0' if positive else ''}, got {list(bounds)}")
+
+
+def check_kind(name: str, value: Any, example: Any) -> None:
+    """Raise ValueError at a value of another kind than ``example``: true or false, a whole number, a number, two of
+    one of these; an example of another kind allows any. Configs check a task's fields, but not what is in sections."""
+    pair, given_pair = isinstance(example, tuple), isinstance(value, list | tuple)
+    one, fits = _KINDS.get(type(example[0] if pair else example), ("", None))
+    numbers = value if given_pair else (value,)
+    if fits and not (pair == given_pair and len(numbers) == 1 + pair and all(map(fits, numbers))):
+        wanted = f"two {one.removeprefix('a ')}s, [lowest, highest]" if pair else one
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
 
 @struct.dataclass(kw_only=True)

@@ -22,6 +22,7 @@ import numpy as np
 from flax import struct
 from flax.core import FrozenDict
 
+from ejax.envs.terms.commands import check_kind
 from ejax.schema.frozen import freeze
 from ejax.types import Array, Key, PyTree
 
@@ -56,6 +57,8 @@ class Stages:
         whole = all(isinstance(step, int) and not isinstance(step, bool) and step >= 0 for step in steps)
         if self.by == "steps" and not (whole and steps == sorted(set(steps))):
             raise ValueError(f"step of each stage must be a whole number, each above the one before, got {steps}")
+        check_kind("below", self.below, 0.0)
+        check_kind("above", self.above, 0.0)
         if not 0.0 < self.below <= self.above:
             raise ValueError(f"below and above must be 0 < below <= above, got {self.below} and {self.above}")
 
