@@ -62,6 +62,14 @@ def test_trenches_may_deepen_with_the_level(kind: str, deepening: bool, lowest: 
     np.testing.assert_allclose([row.min() for row in rows], lowest)
 
 
+@pytest.mark.parametrize(
+    "terrain", [{**FIELD, "levels": 10}, {"kind": "rough", "half_size": 40.0}], ids=["tiles", "rough"]
+)
+def test_a_camera_sees_a_robot_on_a_large_field(terrain: dict[str, Any]) -> None:
+    model = load_model(VelocityRL(terrain=terrain).asset)
+    assert model.stat.extent * model.vis.map.znear < 0.1  # m, the nearest that is drawn; cameras are 1 m away or more
+
+
 def test_mujoco_has_the_same_ground() -> None:
     model, field = load_model(ENV.asset), ENV.ground
     data, hit = mujoco.MjData(model), np.zeros(1, np.int32)

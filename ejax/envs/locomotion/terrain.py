@@ -255,6 +255,8 @@ def add_terrain(root: ET.Element, terrain: Terrain) -> None:
     elevation = " ".join(f"{height:.5f}" for height in heights[::-1].reshape(-1))
     ET.SubElement(assets, "hfield", field, name="ground", elevation=elevation)
     floor.attrib |= {"type": "hfield", "hfield": "ground"}
+    # cameras draw nothing nearer than a share of the extent, which would be the field's: they missed the robot
+    ET.SubElement(root, "statistic", extent="2")
     if lowest:
         floor.set("pos", f"0 0 {lowest}")
     del floor.attrib["size"]
