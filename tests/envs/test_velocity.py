@@ -216,10 +216,11 @@ def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
     ({"noise": {"height": 0.1}}, "noise has no 'height'"),
     ({"noise": {"joint_vel": "0.5"}}, "noise.joint_vel must be a number, got '0.5'"),
     ({"noise": {"joint_vel": -0.5}}, "noise.joint_vel must be half the width of the noise, 0 or more, got -0.5"),
+    ({"encoder_bias": -0.1}, "encoder_bias must be half the width of the noise, 0 or more, got -0.1"),
     ({"encoder_bias": True}, "encoder_bias must be a number, got True"),
     (
         {"curriculum": {"wide": {"of": "command", "by": "error", "below": "a", "stages": [{"standing": 0.1}]}}},
-        "below must",
+        "curriculum.wide: below must be a number, got 'a'",
     ),
     ({"push": {"up": [0, 1]}}, "push has no 'up'; there is interval, x, y"),
     ({"terrain": {"kind": "steep"}}, "terrain.kind must be 'flat', 'rough' or 'tiles'"),

@@ -122,17 +122,17 @@ def change_task(
     of the task's own, those of numbers that are given here are left out. ``model``: the file of the robot's links.
     Raises ValueError: an unknown name, or a value that cannot be."""
     check_names("noise", noise, task.actor)
-    for name, width in noise.items():
-        check_kind(f"noise.{name}", width, 0.0)
+    widths = {f"noise.{name}": width for name, width in noise.items()}
+    for name, width in (widths if encoder_bias is None else {**widths, "encoder_bias": encoder_bias}).items():
+        check_kind(name, width, 0.0)
         if width < 0.0:
-            raise ValueError(f"noise.{name} must be half the width of the noise, 0 or more, got {width}")
+            raise ValueError(f"{name} must be half the width of the noise, 0 or more, got {width}")
     if wrong := [name for name, change in rewards.items() if not isinstance(change, Mapping)]:
         raise ValueError(f"rewards.{wrong[0]} must be {{weight: …, parameter: …}}, got {rewards[wrong[0]]!r}")
     merged = {name: {**task.rewards.get(name, {}), **change} for name, change in rewards.items()}
     kept = {name: spec for name, spec in {**task.rewards, **merged}.items() if spec.get("weight")}
     for name, spec in {**kept, **{name: rewards[name] for name in rewards.keys() - kept}}.items():
         _check_reward(task.robot, name, spec)
-    check_kind("encoder_bias", task.encoder_bias if encoder_bias is None else encoder_bias, 0.0)
     robot = task.robot
     if model is not None:  # a user's file has its own collision shapes
         robot = replace(robot, source=f"{FILE}{Path(expanded(model)).absolute()}", shapes=())
